@@ -1,0 +1,1 @@
+"""Estimators of acceptance, fitted once and used by the policies every step."""

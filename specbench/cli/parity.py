@@ -1,0 +1,87 @@
+"""``specbench parity``: what the plugin costs on this machine, as ratios of step times."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def parity(
+    concurrency: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,4,16",
+    temperatures: Annotated[str, typer.Option(help="Temperatures, separated by commas.")] = "0,1",
+    rounds: Annotated[int, typer.Option(min=2, help="Interleaved rounds per cell.")] = 7,
+    output_tokens: Annotated[int, typer.Option(min=8, help="Tokens per request and turn.")] = 48,
+    model: Annotated[str | None, typer.Option(help="Target: path or hub id.")] = None,
+    drafter: Annotated[str | None, typer.Option(help="Drafter: path, hub id or 'none'.")] = None,
+    dtype: Annotated[str, typer.Option(help="Weights' type, as vLLM names it.")] = "auto",
+    output: Annotated[Path | None, typer.Option(help="Write the cells as JSON here.")] = None,
+) -> None:
+    """Compare step times: V2 runner against V1, and policy ar against no speculation.
+
+    Three engines are loaded at once and take turns on the same prompts.
+    """
+    import asyncio
+
+    from rich.console import Console
+
+    from specbench.engines.config import EngineConfig, default_log_file
+    from specbench.parity import cell_to_json, measure_parity
+
+    sizes = _numbers(concurrency, "--concurrency", int)
+    config = EngineConfig(
+        model=model,
+        drafter=drafter,
+        dtype=dtype,
+        max_num_seqs=max(sizes),
+        log_file=default_log_file(),
+    )
+    progress = Console(stderr=True)
+    cells = asyncio.run(
+        measure_parity(
+            config,
+            batch_sizes=sizes,
+            temperatures=_numbers(temperatures, "--temperatures", float),
+            rounds=rounds,
+            output_tokens=output_tokens,
+            on_progress=lambda text: progress.print(text, highlight=False),
+        )
+    )
+    if output is not None:
+        output.write_text(json.dumps([cell_to_json(cell) for cell in cells], indent=2) + "\n")
+    _print(cells)
+
+
+def _numbers(text: str, option: str, kind: type) -> list:  # type: ignore[type-arg]
+    from specbench.errors import UsageError
+
+    try:
+        numbers = [kind(word) for word in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 0 or (kind is int and min(numbers) < 1):
+        raise UsageError(f"{option} {text!r}: expected numbers separated by commas")
+    return numbers
+
+
+def _print(cells: list) -> None:  # type: ignore[type-arg]
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="Step time ratios (median of interleaved pairs)", box=None)
+    for column in ("comparison", "requests", "temp.", "ratio", "95% interval", "ms", "same tokens"):
+        table.add_column(column, justify="left" if column == "comparison" else "right")
+    for cell in cells:
+        low, high = cell.ratio.ci95
+        table.add_row(
+            cell.comparison,
+            str(cell.num_requests),
+            f"{cell.temperature:g}",
+            f"{cell.ratio.value:.3f}",
+            f"{low:.3f} to {high:.3f}",
+            f"{cell.step_ms[0]:.1f} / {cell.step_ms[1]:.1f}",
+            "-" if cell.equal_tokens is None else ("yes" if cell.equal_tokens else "NO"),
+        )
+    Console().print(table)
