@@ -11,6 +11,13 @@ from specbench.policies.base import (
 )
 
 __all__ = [
-    "POLICIES", "Drafter", "Policy", "StepCosts", "VerifyBatch", "ar", "dspark", "make_policy",
+    "POLICIES",
+    "Drafter",
+    "Policy",
+    "StepCosts",
+    "VerifyBatch",
+    "ar",
+    "dspark",
+    "make_policy",
     "ngram",
 ]

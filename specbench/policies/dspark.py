@@ -13,6 +13,9 @@ from specbench.errors import UsageError
 from specbench.policies.base import POLICIES, Drafter, Policy, StepCosts, VerifyBatch
 from specbench.policies.price import goodput_optimal_budget
 
+# No drafter proposes blocks anywhere near this long.
+MAX_LENGTH_DIGITS = 4
+
 
 @POLICIES.register("dspark")
 class DSpark(Policy):
@@ -54,6 +57,8 @@ class DSpark(Policy):
         """``dspark`` adapts; ``dspark:3`` verifies three tokens of every request."""
         if argument is None:
             return cls()
-        if not argument.isdigit():
-            raise UsageError(f"'dspark:{argument}': the verification length must be a number >= 0")
+        if not (argument.isascii() and argument.isdigit()) or len(argument) > MAX_LENGTH_DIGITS:
+            raise UsageError(
+                f"'dspark:{argument}': the verification length must be a whole number, 0 to 9999"
+            )
         return cls(fixed_length=int(argument))

@@ -1,0 +1,160 @@
+"""What every registered policy must satisfy, whoever wrote it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specbench.policies import POLICIES, Drafter, Policy, StepCosts, VerifyBatch, make_policy
+
+SPECS = [*POLICIES.names(), "dspark:0", "dspark:3"]
+MAX_TOKENS = 128
+
+every_policy = pytest.mark.parametrize("spec", SPECS)
+
+
+def step_costs(verify_slope_ms: float = 0.5) -> StepCosts:
+    sizes = torch.arange(MAX_TOKENS + 1, dtype=torch.float64)
+    return StepCosts(draft_ms=0.05 * sizes, verify_ms=10.0 + verify_slope_ms * sizes)
+
+
+def make_batch(
+    survival: torch.Tensor, capacity: torch.Tensor, max_budget: int = MAX_TOKENS
+) -> VerifyBatch:
+    num_reqs, num_steps = survival.shape
+    return VerifyBatch(survival, capacity, num_reqs, num_reqs, num_reqs * num_steps, max_budget)
+
+
+@st.composite
+def batches(draw) -> VerifyBatch:
+    num_reqs, num_steps = draw(st.integers(0, 6)), draw(st.integers(0, 8))
+    confidence = st.sampled_from([0.0, 1.0]) | st.floats(0.0, 1.0)
+    rows = [[draw(confidence) for _ in range(num_steps)] for _ in range(num_reqs)]
+    capacity = [draw(st.integers(0, num_steps)) for _ in range(num_reqs)]
+    survival = torch.tensor(rows, dtype=torch.float64).reshape(num_reqs, num_steps).cumprod(dim=1)
+    return make_batch(survival, torch.tensor(capacity, dtype=torch.int32), draw(st.integers(0, 60)))
+
+
+@every_policy
+def test_a_policy_says_what_it_is(spec: str) -> None:
+    policy = make_policy(spec)
+    assert policy.name == spec.partition(":")[0]
+    assert isinstance(policy.drafter, Drafter)
+    assert isinstance(policy.needs_costs, bool)
+
+
+@every_policy
+@settings(deadline=None)  # machine load must not fail a test
+@given(batch=batches(), slope=st.floats(0.0, 20.0))
+def test_budget_and_lengths_stay_within_what_was_drafted(
+    spec: str, batch: VerifyBatch, slope: float
+) -> None:
+    policy = make_policy(spec)
+    budget = policy.verify_budget(batch, step_costs(slope))
+    assert type(budget) is int
+    assert 0 <= budget <= min(int(batch.capacity.sum()), batch.max_budget)
+    lengths = policy.verify_lengths(batch.survival, batch.capacity, budget)
+    assert lengths.shape == batch.capacity.shape
+    assert lengths.dtype == batch.capacity.dtype
+    assert ((lengths >= 0) & (lengths <= batch.capacity)).all()
+    assert int(lengths.sum()) == budget
+
+
+@every_policy
+@settings(deadline=None)  # machine load must not fail a test
+@given(batch=batches())
+def test_deciding_twice_gives_the_same_and_changes_no_input(spec: str, batch: VerifyBatch) -> None:
+    policy, costs = make_policy(spec), step_costs()
+    inputs = (batch.survival, batch.capacity, costs.draft_ms, costs.verify_ms)
+    before = [tensor.clone() for tensor in inputs]
+    decisions = []
+    for _ in range(2):
+        budget = policy.verify_budget(batch, costs)
+        lengths = policy.verify_lengths(batch.survival, batch.capacity, budget)
+        decisions.append((budget, lengths.tolist()))
+    assert decisions[0] == decisions[1]
+    assert all(torch.equal(old, new) for old, new in zip(before, inputs, strict=True))
+
+
+@every_policy
+@pytest.mark.parametrize("shape", [(0, 7), (0, 0), (3, 0)])
+def test_empty_batches_verify_nothing(spec: str, shape: tuple[int, int]) -> None:
+    policy = make_policy(spec)
+    survival = torch.empty(shape, dtype=torch.float64)
+    capacity = torch.zeros(shape[0], dtype=torch.int32)
+    assert policy.verify_budget(make_batch(survival, capacity), step_costs()) == 0
+    assert policy.verify_lengths(survival, capacity, 0).tolist() == [0] * shape[0]
+
+
+@every_policy
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_impossible_survivals_do_not_crash(spec: str, bad: float) -> None:
+    policy = make_policy(spec)
+    survival = torch.tensor([[0.9, bad, bad], [bad, 0.2, 0.1]], dtype=torch.float64)
+    capacity = torch.tensor([3, 2], dtype=torch.int32)
+    budget = policy.verify_budget(make_batch(survival, capacity), step_costs())
+    assert 0 <= budget <= 5
+    lengths = policy.verify_lengths(survival, capacity, budget)
+    assert ((lengths >= 0) & (lengths <= capacity)).all()
+
+
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if not make_policy(spec).needs_costs])
+def test_policies_that_need_no_costs_take_none(spec: str) -> None:
+    batch = make_batch(torch.full((2, 3), 0.5, dtype=torch.float64), torch.tensor([3, 1]))
+    assert 0 <= make_policy(spec).verify_budget(batch, None) <= 4
+
+
+# Sharing out runs on the device between two steps; reading a value back would stop the
+# engine's asynchronous scheduling. Meta tensors have shapes but no values, so any read of
+# one raises, whatever it is spelled.
+
+
+def lengths_on_meta(policy: Policy) -> torch.Tensor:
+    survival = torch.empty(5, 7, device="meta")
+    capacity = torch.empty(5, dtype=torch.int32, device="meta")
+    return policy.verify_lengths(survival, capacity, 9)
+
+
+@every_policy
+def test_sharing_out_reads_nothing_back_to_the_host(spec: str) -> None:
+    lengths = lengths_on_meta(make_policy(spec))
+    assert lengths.device.type == "meta"
+    assert lengths.shape == (5,)
+
+
+HOST_READS: dict[str, Callable[[torch.Tensor], object]] = {
+    "item": lambda x: x[0, 0].item(),
+    "tolist": lambda x: x.tolist(),
+    "numpy": lambda x: x.numpy(),
+    "bool": lambda x: bool((x > 0).any()),
+    "int": lambda x: int(x.sum()),
+    "cpu": lambda x: x.cpu(),
+    "nonzero": lambda x: x.nonzero(),
+    "boolean index": lambda x: x[x > 0],
+    "unique": lambda x: x.unique(),
+    "equal": lambda x: torch.equal(x, x + 1),
+}
+
+
+@pytest.mark.parametrize("read", HOST_READS.values(), ids=HOST_READS.keys())
+def test_the_check_above_notices_every_kind_of_read(
+    read: Callable[[torch.Tensor], object],
+) -> None:
+    class Reading(Policy):
+        name, drafter = "reading", Drafter.MODEL
+
+        def verify_budget(self, batch: VerifyBatch, costs: StepCosts | None) -> int:
+            return 0
+
+        def verify_lengths(
+            self, survival: torch.Tensor, capacity: torch.Tensor, budget: int
+        ) -> torch.Tensor:
+            read(survival)
+            return capacity
+
+    with pytest.raises((RuntimeError, NotImplementedError, TypeError)):
+        lengths_on_meta(Reading())
