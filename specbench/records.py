@@ -155,7 +155,13 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """One policy's share of one round: every request of the workload slice once."""
+    """One policy's share of one round: every request of the workload slice once.
+
+    Attributes:
+        started_s, finished_s: first send and last finish, on the requests' clock.
+        complete: False when the round was cut short (stopped by the user, engine died).
+        failure: why the engine stopped serving, None if it did not.
+    """
 
     policy: str
     round_index: int
@@ -165,6 +171,7 @@ class RoundRecord:
     requests: tuple[RequestRecord, ...]
     steps: tuple[StepRecord, ...]
     complete: bool = True
+    failure: str | None = None
 
     @property
     def duration_s(self) -> float:
@@ -174,7 +181,14 @@ class RoundRecord:
 
 @dataclass(frozen=True)
 class RunSpec:
-    """What a run or comparison was asked to do; written beside its results."""
+    """What a run or comparison was asked to do; written beside its results.
+
+    Attributes:
+        policies: labels, the baseline first; a policy listed twice is told apart by a
+            ``#2`` suffix, which is no part of the policy's name.
+        num_prompts: workload items, dealt out over the rounds.
+        warmup_prompts: items that every policy serves once, unmeasured, before round 0.
+    """
 
     policies: tuple[str, ...]
     workload: str
@@ -186,3 +200,4 @@ class RunSpec:
     model: str
     drafter: str | None
     engine_args: dict[str, Any] = field(default_factory=dict)
+    warmup_prompts: int = 0

@@ -1,0 +1,1 @@
+"""Result files: the JSON document (see docs/results-format.md) and Parquet records."""
