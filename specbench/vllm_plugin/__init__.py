@@ -1,0 +1,33 @@
+"""Everything that runs inside vLLM. :func:`register` is the ``vllm.general_plugins`` entry point.
+
+vLLM calls it in the front end, in the engine process and in every worker. It imports
+nothing heavy and changes nothing on a machine with a GPU.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+
+# Set by the engine's launcher. A terminal sends Ctrl-C to the whole process group; the
+# engine must survive it until the bench has fetched what was measured.
+OWN_GROUP_VARIABLE = "SPECBENCH_ENGINE_OWN_GROUP"
+
+_registered = False
+
+
+def register() -> None:
+    """Make vLLM's V2 model runner usable on the CPU build; does nothing elsewhere."""
+    global _registered
+    if _registered:
+        return
+    _registered = True
+    if os.environ.get(OWN_GROUP_VARIABLE) and multiprocessing.parent_process() is not None:
+        os.setpgrp()
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return
+    from specbench.vllm_plugin.cpu.install import prepare_process
+
+    prepare_process()

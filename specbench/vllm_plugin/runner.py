@@ -1,0 +1,189 @@
+"""The V2 model runner with a policy: drafting, verification and a record of every step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import vllm.v1.worker.gpu.model_runner as stock_runner_module
+from vllm.v1.worker.gpu.spec_decode.rejection_sampler import get_max_chunk_logits
+
+from specbench.costs import CostTable
+from specbench.errors import UsageError
+from specbench.policies import Drafter, Policy, make_policy
+from specbench.vllm_plugin.clock import DeviceClock
+from specbench.vllm_plugin.patching import replaced
+from specbench.vllm_plugin.settings import PluginSettings
+from specbench.vllm_plugin.speculators import PolicyDSparkSpeculator, PolicyNgramSpeculator
+from specbench.vllm_plugin.step_log import StepLog
+from specbench.vllm_plugin.verification import PolicyVerification
+
+
+class PolicyRunner:
+    """Mixin over vLLM's V2 runner (the CPU or the GPU one).
+
+    Adds: a speculator that asks the policy, a verification manager that asks the policy,
+    exact per-request draft lengths under synchronous scheduling, and the step log.
+    """
+
+    # Attributes of vLLM's runner.
+    vllm_config: Any
+    speculator: Any
+    rejection_sampler: Any
+    req_states: Any
+    input_buffers: Any
+    model_state: Any
+    vocab_size: int
+    execute_model_state: Any
+    adaptive_verification: Any = None
+
+    # Whether vLLM's own set-up of adaptive verification (CUDA graphs) is used.
+    uses_stock_adaptive_setup = False
+
+    def __init__(self, vllm_config: Any, device: torch.device) -> None:
+        self.settings = PluginSettings.from_vllm_config(vllm_config)
+        self.step_log = StepLog(DeviceClock(device))
+        self.policy: Policy = make_policy(self.settings.policy)
+        # The constructor builds its speculator through this name.
+        with replaced(stock_runner_module, "init_speculator", self._make_speculator):
+            super().__init__(vllm_config, device)  # type: ignore[call-arg]
+        self.set_policy(self.settings.policy)
+
+    def _make_speculator(self, vllm_config: Any, device: torch.device, req_states: Any) -> Any:
+        method = vllm_config.speculative_config.method
+        if method == "dspark":
+            speculator: Any = PolicyDSparkSpeculator(vllm_config, device)
+        elif method in ("ngram", "ngram_gpu"):
+            speculator = PolicyNgramSpeculator(vllm_config, device, req_states)
+        else:
+            raise UsageError(f"specbench policies run on dspark or ngram drafters, not {method!r}")
+        speculator.setup_policy(
+            self.policy,
+            self.step_log,
+            req_states,
+            self.settings.ngram_min,
+            self.settings.ngram_max,
+        )
+        return speculator
+
+    def set_policy(self, spec: str) -> None:
+        """Switch to ``name[:argument]``; no request may be running.
+
+        Raises:
+            UsageError: unknown policy, or one this engine's drafter cannot serve.
+        """
+        policy = make_policy(spec)
+        if self.speculator is None and policy.drafter is not Drafter.NONE:
+            raise UsageError(
+                f"policy {spec!r} drafts, but the engine was started without a drafter"
+            )
+        if policy.drafter is Drafter.MODEL and isinstance(self.speculator, PolicyNgramSpeculator):
+            raise UsageError(f"policy {spec!r} needs a model drafter; give one with --drafter")
+        self.policy = policy
+        if self.speculator is not None:
+            self.speculator.policy = policy
+        if self.adaptive_verification is not None:
+            self.adaptive_verification.policy = policy
+
+    def set_costs(self, table: CostTable) -> None:
+        """Use this cost table for policies that size a budget."""
+        if self.adaptive_verification is not None:
+            self.adaptive_verification.set_table(table)
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """Load with the confidence head in use, which vLLM ties to its own flag.
+
+        Without CUDA graphs the flag is lowered again afterwards: vLLM would insist on
+        them when it creates its manager, and this runner creates its own.
+        """
+        lend_flag = not self.uses_stock_adaptive_setup and isinstance(
+            self.speculator, PolicyDSparkSpeculator
+        )
+        if lend_flag:
+            self.speculator.enable_adaptive_verification = True
+            self.speculator.use_acceptance_estimator = True
+        super().load_model(*args, **kwargs)  # type: ignore[misc]
+        if lend_flag:
+            self.speculator.enable_adaptive_verification = False
+        if self.rejection_sampler is not None:
+            self.rejection_sampler.enable_adaptive_verification = True
+
+    def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
+        """Create the verification manager once request states and buffers exist."""
+        super().initialize_kv_cache(*args, **kwargs)  # type: ignore[misc]
+        if self.speculator is None or self.uses_stock_adaptive_setup:
+            return
+        self.adaptive_verification = self.make_verification(
+            self.req_states,
+            self.input_buffers.query_start_loc,
+            self.model_state.num_new_sampled_tokens_per_step,
+            get_max_chunk_logits(self.vocab_size),
+        )
+
+    def make_verification(
+        self, req_states: Any, query_start_loc: torch.Tensor, num_bonus: int, max_logits: int
+    ) -> PolicyVerification:
+        """The manager that asks this runner's policy."""
+        asynchronous = bool(self.vllm_config.scheduler_config.async_scheduling)
+        return PolicyVerification(
+            req_states,
+            query_start_loc,
+            num_bonus,
+            max_total_logits=max_logits,
+            policy=self.policy,
+            step_log=self.step_log,
+            staleness=1 if asynchronous else self.settings.budget_staleness,
+        )
+
+    def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        """Target pass of one step, logged unless it is a dummy run or has no work."""
+        if kwargs.get("dummy_run") or not scheduler_output.num_scheduled_tokens:
+            return super().execute_model(scheduler_output, *args, **kwargs)  # type: ignore[misc]
+        scheduled = scheduler_output.num_scheduled_tokens
+        finished = set(scheduler_output.finished_req_ids)
+        step = self.step_log.begin(list(scheduled), finished, 0, 0.0)
+        output = super().execute_model(scheduler_output, *args, **kwargs)  # type: ignore[misc]
+        step.verify_marks.append((step.start, self.step_log.clock.mark()))
+        state = self.execute_model_state
+        if state is not None:
+            batch = state.input_batch
+            prefilling = batch.is_prefilling_np[: batch.num_reqs]
+            step.num_prompt_tokens = int(batch.num_scheduled_tokens[prefilling].sum())
+            step.context_tokens = float(np.mean(batch.num_computed_tokens_np))
+        return output
+
+    def sample(self, hidden_states: torch.Tensor, input_batch: Any, grammar_output: Any) -> Any:
+        """Sample and log how many tokens each request kept."""
+        clock = self.step_log.clock
+        start = clock.mark()
+        output, num_sampled, num_rejected = super().sample(  # type: ignore[misc]
+            hidden_states, input_batch, grammar_output
+        )
+        step = self.step_log.current
+        if step is not None:
+            step.verify_marks.append((start, clock.mark()))
+            step.num_sampled = num_sampled.clone()
+            step.num_rejected = num_rejected.clone()
+        return output, num_sampled, num_rejected
+
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        """One step's sampling and drafting; logs how much was drafted."""
+        output = super().sample_tokens(grammar_output)  # type: ignore[misc]
+        step = self.step_log.current
+        if step is not None and step.num_sampled is not None and self.speculator is not None:
+            step.draft_lengths = self.speculator.draft_lengths[: step.num_sampled.shape[0]].clone()
+        return output
+
+    def take_draft_token_ids(self) -> Any:
+        """Placeholders for the scheduler, exactly as many as each request has drafts.
+
+        Only synchronous scheduling asks; asynchronous scheduling assumes the full length
+        and the verification manager trims it.
+        """
+        drafts = super().take_draft_token_ids()  # type: ignore[misc]
+        if drafts is None or self.speculator is None:
+            return drafts
+        lengths = self.speculator.draft_lengths[: len(drafts.req_ids)].tolist()
+        trimmed = [ids[:n] for ids, n in zip(drafts.draft_token_ids, lengths, strict=True)]
+        return type(drafts)(drafts.req_ids, trimmed)

@@ -1,0 +1,105 @@
+"""What each engine step did and how long it took, collected without waiting for the device."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from specbench.vllm_plugin.clock import DeviceClock
+
+# Steps kept when nobody fetches them (a server that runs for days): about 20 minutes of
+# steps at 13 ms each.
+MAX_STEPS = 100_000
+
+
+@dataclass
+class PendingStep:
+    """One step's marks and tensors, resolved to plain numbers when it is fetched."""
+
+    request_ids: list[str]
+    start: Any
+    num_prompt_tokens: int
+    context_tokens: float
+    verify_marks: list[tuple[Any, Any]] = field(default_factory=list)
+    draft_marks: list[tuple[Any, Any]] = field(default_factory=list)
+    decide_marks: list[tuple[Any, Any]] = field(default_factory=list)
+    num_sampled: torch.Tensor | None = None  # [num_reqs]
+    num_rejected: torch.Tensor | None = None  # [num_reqs]
+    draft_lengths: torch.Tensor | None = None  # [num_reqs]
+    next_start: Any = None
+
+
+class StepLog:
+    """Collects steps; ``take`` returns and forgets them.
+
+    A step lasts from its start to the start of the next one, unless every request of it
+    had finished by then: the gap is then idle time, and the step's duration unknown.
+    """
+
+    def __init__(self, clock: DeviceClock) -> None:
+        self.clock = clock
+        self.current: PendingStep | None = None
+        self._steps: deque[PendingStep] = deque(maxlen=MAX_STEPS)
+
+    def begin(
+        self,
+        request_ids: list[str],
+        finished: set[str],
+        num_prompt_tokens: int,
+        context_tokens: float,
+    ) -> PendingStep:
+        """Open the next step and close the previous one."""
+        step = PendingStep(request_ids, self.clock.mark(), num_prompt_tokens, context_tokens)
+        previous = self.current
+        if previous is not None and not set(previous.request_ids) <= finished:
+            previous.next_start = step.start
+        self.current = step
+        self._steps.append(step)
+        return step
+
+    def take(self) -> list[dict[str, Any]]:
+        """Finished steps, oldest first, as keyword arguments of StepRecord."""
+        open_step = self.current
+        steps = [
+            step for step in self._steps if step is not open_step or step.num_sampled is not None
+        ]
+        self._steps.clear()
+        self.current = None
+        return [self._resolve(step) for step in steps if step.num_sampled is not None]
+
+    def _resolve(self, step: PendingStep) -> dict[str, Any]:
+        assert step.num_sampled is not None
+        sampled = step.num_sampled.tolist()
+        rejected = (
+            step.num_rejected.tolist() if step.num_rejected is not None else [0] * len(sampled)
+        )
+        verified = [s + r - 1 if s > 0 else 0 for s, r in zip(sampled, rejected, strict=True)]
+        with_drafts = [(s - 1, v) for s, v in zip(sampled, verified, strict=True) if v > 0]
+        step_ms = None
+        if step.next_start is not None:
+            step_ms = self.clock.elapsed_ms(step.start, step.next_start)
+        return {
+            "num_requests": len(sampled),
+            "num_decoding": sum(s > 0 for s in sampled),
+            "num_prompt_tokens": step.num_prompt_tokens,
+            "num_verified_tokens": sum(verified),
+            "num_accepted_tokens": sum(a for a, _ in with_drafts),
+            "num_emitted_tokens": sum(sampled),
+            "num_drafted_tokens": int(step.draft_lengths.sum())
+            if step.draft_lengths is not None
+            else 0,
+            "num_requests_verified": len(with_drafts),
+            "step_ms": step_ms,
+            "verify_ms": self._total_ms(step.verify_marks) - self._total_ms(step.decide_marks),
+            "draft_ms": self._total_ms(step.draft_marks),
+            "decide_ms": self._total_ms(step.decide_marks),
+            "context_tokens": step.context_tokens,
+            "accepted_per_request": [a for a, _ in with_drafts],
+            "verified_per_request": [v for _, v in with_drafts],
+        }
+
+    def _total_ms(self, marks: list[tuple[Any, Any]]) -> float:
+        return sum(self.clock.elapsed_ms(start, end) for start, end in marks)
