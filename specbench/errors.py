@@ -1,4 +1,4 @@
-"""The errors a user can cause or meet, each with its exit code and a message that says what to do."""
+"""The errors a user can cause or meet, each with its exit code and a message saying what to do."""
 
 from __future__ import annotations
 

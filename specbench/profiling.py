@@ -15,7 +15,14 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from specbench.costs import CostSample, CostTable, find_table, fit_cost_table, save_table
+from specbench.costs import (
+    CostSample,
+    CostTable,
+    check_fingerprint,
+    find_table,
+    fit_cost_table,
+    save_table,
+)
 from specbench.costs.store import to_json
 from specbench.engines.vllm import VLLMEngine
 from specbench.errors import EngineFailure, InputError
@@ -65,6 +72,17 @@ async def ensure_costs(engine: VLLMEngine, *, progress: Progress | None = None) 
         save_table(table)
     await engine.set_costs(json.loads(to_json(table)))
     return table
+
+
+async def install_costs(engine: VLLMEngine, table: CostTable, source: str) -> None:
+    """Use a given table; one that says what it was measured on must fit this engine.
+
+    Raises:
+        InputError: its fingerprint differs; the message lists what does.
+    """
+    if table.fingerprint:
+        check_fingerprint(table, cost_fingerprint(engine.describe()), source)
+    await engine.set_costs(json.loads(to_json(table)))
 
 
 async def profile_costs(
@@ -204,7 +222,7 @@ async def _collect(
         await asyncio.sleep(POLL_S)
         found += [
             step
-            for step in await engine.take_steps()
+            for step in await engine.take_steps(include_open=False)
             if step.step_ms is not None
             and step.num_prompt_tokens == 0
             and step.num_requests == num_requests

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from specbench.kernels.cpu.compilation import vectorised
 
-@numba.njit(cache=True, nogil=True)
+
+@vectorised()
 def lookup_rows(
     token_ids: np.ndarray,  # [num_reqs, max_len]
     lengths: np.ndarray,  # [num_reqs]

@@ -15,6 +15,15 @@ class EngineStarting:
 
 
 @dataclass(frozen=True)
+class EngineProfiled:
+    """Step costs are being measured: shape ``done`` of ``total`` comes next."""
+
+    shape: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
 class RoundStarted:
     """A policy begins its share of a round."""
 
@@ -38,7 +47,7 @@ class RoundDone:
     record: RoundRecord
 
 
-Event: TypeAlias = EngineStarting | RoundStarted | RequestDone | RoundDone
+Event: TypeAlias = EngineStarting | EngineProfiled | RoundStarted | RequestDone | RoundDone
 OnEvent: TypeAlias = Callable[[Event], None]
 
 

@@ -8,6 +8,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specbench.cli.interrupt import InterruptGuard
@@ -18,12 +19,24 @@ from specbench.records import Conversation, RunSpec, SamplingSpec
 if TYPE_CHECKING:
     from specbench.bench.events import OnEvent
     from specbench.bench.session import Outcome
+    from specbench.costs import CostTable
     from specbench.engines.base import Engine
     from specbench.engines.config import EngineConfig
     from specbench.results.document import ResultDocument
 
 # Name recorded for a model or drafter that was not chosen, until the engine names it.
 DEFAULT_NAME = "default"
+# Engines for up to 16 requests are alike, so that step costs measured once serve every
+# concurrency from 1 to 16.
+MIN_NUM_SEQS = 16
+
+
+@dataclass(frozen=True)
+class CostSource:
+    """Where step costs come from: the user's table, or (None) this engine's own."""
+
+    table: CostTable | None = None
+    path: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -33,22 +46,28 @@ class Benchmark:
     spec: RunSpec
     conversations: tuple[Conversation, ...]
     engine_config: EngineConfig
-    needs_costs: bool
+    costs: CostSource | None
 
 
-async def start_engine(config: EngineConfig, *, needs_costs: bool) -> Engine:
+async def start_engine(
+    config: EngineConfig, *, costs: CostSource | None, on_event: OnEvent
+) -> Engine:
     """Start vLLM, with its step costs where a policy sizes its work by them.
 
     Imported late because vLLM takes seconds to import.
     """
+    from specbench.bench.events import EngineProfiled
     from specbench.engines.vllm import start_engine as start_vllm
 
     engine = await start_vllm(config)
-    if needs_costs:
-        from specbench.profiling import ensure_costs
+    if costs is not None:
+        from specbench.profiling import ensure_costs, install_costs
 
         try:
-            await ensure_costs(engine)
+            if costs.table is not None:
+                await install_costs(engine, costs.table, str(costs.path))
+            else:
+                await ensure_costs(engine, progress=lambda *a: on_event(EngineProfiled(*a)))
         except BaseException:
             await engine.close()
             raise
@@ -101,7 +120,7 @@ def prepare(policies: Sequence[str], options: BenchmarkOptions) -> Benchmark:
         check_output_path(options.output)
     if options.records is not None:
         check_records_directory(options.records)
-    needs_costs = _check_policies(policies, options)
+    costs = _cost_source(options) if _check_policies(policies, options) else None
     conversations = load_workload(options.workload, options.num_prompts, options.seed)
     if options.max_tokens is not None:
         conversations = limit_outputs(conversations, options.max_tokens)
@@ -114,7 +133,7 @@ def prepare(policies: Sequence[str], options: BenchmarkOptions) -> Benchmark:
         seed=spec.seed,
     )
     config = _engine_config(options, engine_args)
-    return Benchmark(spec, tuple(conversations), config, needs_costs)
+    return Benchmark(spec, tuple(conversations), config, costs)
 
 
 def _run_spec(
@@ -150,7 +169,7 @@ def _engine_config(options: BenchmarkOptions, engine_args: dict[str, Any]) -> En
     return EngineConfig(
         model=options.model,
         drafter=options.drafter,
-        max_num_seqs=options.max_concurrency,
+        max_num_seqs=max(options.max_concurrency, MIN_NUM_SEQS),
         log_file=options.log_file or default_log_file(),
         dtype=options.dtype,
         max_model_len=options.max_model_len,
@@ -161,7 +180,16 @@ def _engine_config(options: BenchmarkOptions, engine_args: dict[str, Any]) -> En
         trust_remote_code=options.trust_remote_code,
         verbose=options.verbose,
         num_speculative_tokens=options.num_speculative_tokens,
+        draft_sample_method=options.draft_sample_method.value,
     )
+
+
+def _cost_source(options: BenchmarkOptions) -> CostSource:
+    if options.costs is None:
+        return CostSource()
+    from specbench.costs import read_table
+
+    return CostSource(read_table(options.costs), options.costs)
 
 
 def _sampling(options: BenchmarkOptions) -> SamplingSpec:
@@ -212,7 +240,9 @@ def _measure(benchmark: Benchmark, on_event: OnEvent) -> Outcome:
             stop = asyncio.Event()
             guard.attach(stop)
             return await run_session(
-                lambda: start_engine(benchmark.engine_config, needs_costs=benchmark.needs_costs),
+                lambda: start_engine(
+                    benchmark.engine_config, costs=benchmark.costs, on_event=on_event
+                ),
                 benchmark.spec,
                 benchmark.conversations,
                 on_event=on_event,

@@ -10,6 +10,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -19,6 +20,13 @@ LOAD = "Load"
 SAMPLING = "Sampling"
 OUTPUT = "Output"
 ENGINE = "Engine"
+
+
+class DraftSampleMethod(StrEnum):
+    """How the model drafter picks its tokens; vLLM's ``draft_sample_method``."""
+
+    GREEDY = "greedy"
+    PROBABILISTIC = "probabilistic"
 
 
 @dataclass(frozen=True)
@@ -157,6 +165,21 @@ class BenchmarkOptions:
         typer.Option(
             min=1,
             help="Draft slots of a request. Default: the drafter's block.",
+            rich_help_panel=ENGINE,
+        ),
+    ] = None
+    draft_sample_method: Annotated[
+        DraftSampleMethod,
+        typer.Option(
+            help="Whether the model drafter takes its best token or samples at the "
+            "request's temperature.",
+            rich_help_panel=ENGINE,
+        ),
+    ] = DraftSampleMethod.GREEDY
+    costs: Annotated[
+        Path | None,
+        typer.Option(
+            help="Step-cost table to use. Default: measured on this engine once, then cached.",
             rich_help_panel=ENGINE,
         ),
     ] = None

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 from specbench.bench.events import (
+    EngineProfiled,
     EngineStarting,
     Event,
     OnEvent,
@@ -57,6 +58,9 @@ class LineProgress:
         """Take one event."""
         if isinstance(event, EngineStarting):
             self._print("starting the engine")
+        elif isinstance(event, EngineProfiled):
+            if event.done == 0:
+                self._print("measuring step costs (once for this engine)")
         elif isinstance(event, RoundDone):
             record = event.record
             rate = output_throughput(record)
@@ -85,6 +89,13 @@ class BarProgress:
         """Take one event."""
         if isinstance(event, EngineStarting):
             self._progress.update(self._task, description="starting the engine")
+        elif isinstance(event, EngineProfiled):
+            self._progress.update(
+                self._task,
+                description=f"measuring step costs: {event.shape}",
+                completed=event.done,
+                total=event.total,
+            )
         elif isinstance(event, RoundStarted):
             place = place_of(self._spec, event.policy, event.round_index, event.warmup)
             self._num_tokens, self._first_sent_s = 0, float("inf")

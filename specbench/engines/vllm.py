@@ -74,11 +74,16 @@ class VLLMEngine:
         """Install a step-cost table, as the object its JSON file holds, in every worker."""
         await self._checked_rpc("specbench_set_costs", table)
 
-    async def take_steps(self) -> list[StepRecord]:
-        """Steps recorded since the last call (rank 0), oldest first."""
+    async def take_steps(self, *, include_open: bool = True) -> list[StepRecord]:
+        """Steps recorded since the last call (rank 0), oldest first.
+
+        Args:
+            include_open: also the last one, whose duration is not known yet; otherwise it
+                stays for the next call.
+        """
         if self._config.plain:
             return []
-        steps = (await self._rpc("specbench_take_steps"))[0]
+        steps = (await self._rpc("specbench_take_steps", include_open))[0]
         for step in steps:
             step["accepted_per_request"] = tuple(step["accepted_per_request"])
             step["verified_per_request"] = tuple(step["verified_per_request"])
@@ -166,8 +171,8 @@ class VLLMEngine:
         self._closed = True
         with output_to_file(self._config.log_file, verbose=self._config.verbose):
             await asyncio.to_thread(self._llm.shutdown)
-        # Dropped now: collected at interpreter exit, its finalizer would fail loudly.
-        self._llm = None
+        # Its finalizer calls this again, at interpreter exit with modules already gone.
+        self._llm.shutdown = lambda *args, **kwargs: None
 
     def _sampling_params(self, request: EngineRequest) -> Any:
         from vllm import SamplingParams
@@ -240,6 +245,9 @@ async def start_engine(config: EngineConfig) -> VLLMEngine:
     set_process_environment(config)
     with output_to_file(config.log_file, verbose=config.verbose):
         llm = _create(config, target, drafter)
+    if not config.verbose:
+        # vLLM sets its handlers up again while it starts.
+        send_logger_to_file("vllm", config.log_file)
     engine = VLLMEngine(llm, config, target, drafter)
     await engine.load_facts()
     return engine
@@ -249,9 +257,6 @@ def _create(config: EngineConfig, target: ModelRef, drafter: DrafterRef | None) 
     from vllm import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    if not config.verbose:
-        # vLLM installs its handlers when it is imported.
-        send_logger_to_file("vllm", config.log_file)
     arguments = engine_arguments(config, target, drafter)
     try:
         engine_args = AsyncEngineArgs(**arguments)

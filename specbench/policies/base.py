@@ -64,12 +64,13 @@ class VerifyBatch:
 class Policy(ABC):
     """Decides what is drafted and what is verified, every step.
 
-    Subclasses set ``name`` and ``drafter`` and implement :meth:`verify_budget`.
+    Subclasses set ``name`` and ``drafter`` and implement :meth:`verify_budget`; those that
+    weigh costs set ``needs_costs``, and the engine then brings a cost table.
     """
 
     name: ClassVar[str]
     drafter: ClassVar[Drafter]
-    needs_costs: ClassVar[bool] = False
+    needs_costs: bool = False
 
     @abstractmethod
     def verify_budget(self, batch: VerifyBatch, costs: StepCosts | None) -> int:

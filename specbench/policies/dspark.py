@@ -27,10 +27,10 @@ class DSpark(Policy):
 
     name = "dspark"
     drafter = Drafter.MODEL
-    needs_costs = True
 
     def __init__(self, fixed_length: int | None = None) -> None:
         self.fixed_length = fixed_length
+        self.needs_costs = fixed_length is None
 
     def verify_budget(self, batch: VerifyBatch, costs: StepCosts | None) -> int:
         """Goodput-optimal number of verified tokens, or the fixed one."""

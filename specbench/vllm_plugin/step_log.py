@@ -60,15 +60,20 @@ class StepLog:
         self._steps.append(step)
         return step
 
-    def take(self) -> list[dict[str, Any]]:
-        """Finished steps, oldest first, as keyword arguments of StepRecord."""
-        open_step = self.current
-        steps = [
-            step for step in self._steps if step is not open_step or step.num_sampled is not None
-        ]
+    def take(self, *, include_open: bool) -> list[dict[str, Any]]:
+        """Steps since the last call, oldest first, as keyword arguments of StepRecord.
+
+        Args:
+            include_open: also the last step, whose duration is unknown until another one
+                starts; without it that step is kept for the next call.
+        """
+        taken = list(self._steps)
         self._steps.clear()
-        self.current = None
-        return [self._resolve(step) for step in steps if step.num_sampled is not None]
+        if include_open:
+            self.current = None
+        elif taken and taken[-1] is self.current:
+            self._steps.append(taken.pop())
+        return [self._resolve(step) for step in taken if step.num_sampled is not None]
 
     def _resolve(self, step: PendingStep) -> dict[str, Any]:
         assert step.num_sampled is not None

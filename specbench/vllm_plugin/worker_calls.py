@@ -34,9 +34,10 @@ class PolicyWorkerCalls:
             return {"error": str(error)}
         return {}
 
-    def specbench_take_steps(self) -> list[dict[str, Any]]:
+    def specbench_take_steps(self, include_open: bool) -> list[dict[str, Any]]:
         """Steps since the last call, as keyword arguments of StepRecord."""
-        steps: list[dict[str, Any]] = self.model_runner.step_log.take()
+        log = self.model_runner.step_log
+        steps: list[dict[str, Any]] = log.take(include_open=include_open)
         return steps
 
     def specbench_describe(self) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def configs() -> list[EngineConfig]:
 def engine(monkeypatch: pytest.MonkeyPatch, configs: list[EngineConfig]) -> FakeEngine:
     fake = FakeEngine({"ngram": FAST, "dspark": FAST})
 
-    async def start(config: EngineConfig, *, needs_costs: bool) -> FakeEngine:
+    async def start(config: EngineConfig, *, costs: Any, on_event: Any) -> FakeEngine:
         configs.append(config)
         return fake
 
@@ -143,18 +143,20 @@ def test_options_reach_engine_and_requests(
         "--tensor-parallel-size", "2", "--distributed-executor-backend", "mp",
         "--engine-arg", "block_size=16", "--log-file", tmp_path / "e.log",
         "--num-speculative-tokens", "5", "--model", "other/model",
+        "--draft-sample-method", "probabilistic",
     )  # fmt: skip
     assert code == 0
     (config,) = configs
     assert config.model == "other/model"
     assert config.dtype == "float32"
     assert config.max_model_len == 512
-    assert config.max_num_seqs == 2
+    assert config.max_num_seqs == 16
     assert config.tensor_parallel_size == 2
     assert config.distributed_executor_backend == "mp"
     assert config.engine_args == {"block_size": 16}
     assert config.log_file == tmp_path / "e.log"
     assert config.num_speculative_tokens == 5
+    assert config.draft_sample_method == "probabilistic"
     sampling = engine.requests[-1].sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (
         0.7,
@@ -290,7 +292,7 @@ def test_engine_that_does_not_start(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    async def start(config: EngineConfig, *, needs_costs: bool) -> FakeEngine:
+    async def start(config: EngineConfig, *, costs: Any, on_event: Any) -> FakeEngine:
         raise EngineFailure(f"vLLM did not start (log: {config.log_file})")
 
     monkeypatch.setattr(benchmark, "start_engine", start)

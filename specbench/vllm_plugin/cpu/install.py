@@ -1,0 +1,143 @@
+"""Hooks that let the V2 model runner start on vLLM's CPU build.
+
+The V2 runner is switched off on a CPU for lack of Triton. Two module attributes and the
+platform's kernel-override hook are enough to run it with the twins in this package; no
+Triton is executed and vLLM's V1 runner is untouched.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Implementation = Callable[..., Any]
+
+
+def prepare_process() -> None:
+    """Announce Triton to the config check and hook the platform's override registration.
+
+    Runs before vLLM resolves its configuration. Must not import ``vllm.v1.worker.gpu``:
+    those modules may only be imported after ``vllm.v1.worker.cpu.shm`` has replaced the
+    CUDA stream and event classes, which the hook below takes care of.
+    """
+    import vllm.config.vllm as vllm_config_module
+    from vllm.platforms.cpu import CpuPlatform
+
+    # The config module's own binding: other users of HAS_TRITON must keep seeing False,
+    # or the top-k/top-p path would launch a kernel that cannot run here.
+    vllm_config_module.HAS_TRITON = True
+    original_hook = CpuPlatform.register_triton_kernel_overrides.__func__
+    original_config = CpuPlatform.check_and_update_config.__func__
+    original_validate = CpuPlatform.validate_request.__func__
+
+    def register_overrides(cls: type) -> None:
+        original_hook(cls)
+        install_twins()
+
+    def check_and_update_config(cls: type, vllm_config: Any) -> None:
+        original_config(cls, vllm_config)
+        refuse_config(vllm_config)
+
+    def validate_request(cls: type, processed_inputs: Any, params: Any) -> None:
+        original_validate(cls, processed_inputs, params)
+        refuse_unsupported(params)
+
+    CpuPlatform.register_triton_kernel_overrides = classmethod(register_overrides)
+    CpuPlatform.check_and_update_config = classmethod(check_and_update_config)
+    CpuPlatform.validate_request = classmethod(validate_request)
+
+
+def refuse_unsupported(params: Any) -> None:
+    """Refuse sampling parameters that have no twin, at submission instead of mid-batch.
+
+    Raises:
+        VLLMValidationError: names the parameter; vLLM's server answers with status 400.
+    """
+    from vllm.exceptions import VLLMValidationError
+
+    from specbench.vllm_plugin.cpu.refused import REFUSED_SAMPLING
+
+    for attribute, reason in REFUSED_SAMPLING.items():
+        if getattr(params, attribute, None) is not None:
+            raise VLLMValidationError(
+                f"{attribute} is not supported by the V2 model runner on a CPU: {reason}",
+                parameter=attribute,
+            )
+
+
+def refuse_config(vllm_config: Any) -> None:
+    """Refuse engine settings that need a kernel without a twin; V1 engines are left alone.
+
+    Raises:
+        ValueError: names the setting.
+    """
+    from specbench.vllm_plugin.cpu.refused import REFUSED_CONFIG
+
+    for path, reason in REFUSED_CONFIG.items():
+        value: Any = vllm_config
+        for attribute in path.split("."):
+            value = getattr(value, attribute, None)
+        if value and vllm_config.use_v2_model_runner:
+            raise ValueError(f"{path} is not supported on a CPU: {reason}")
+
+
+def install_twins() -> None:
+    """Register every twin; called in each worker process before the runner is imported."""
+    import vllm.v1.worker.cpu.shm  # noqa: F401  must precede vllm.v1.worker.gpu imports
+    from vllm.triton_utils import triton
+
+    # Host-side helper of the V2 runner that the Triton placeholder lacks.
+    if not hasattr(triton, "next_power_of_2"):
+        triton.next_power_of_2 = next_power_of_2
+    register_overrides(collect_overrides())
+    import vllm.v1.worker.gpu.spec_decode.ngram.speculator as ngram_speculator
+
+    # vLLM's own n-gram speculator checks this name before it launches kernels with twins.
+    ngram_speculator.HAS_TRITON = True
+
+
+def next_power_of_2(n: int) -> int:
+    """Smallest power of two that is at least ``n`` (1 for n <= 1), as triton.next_power_of_2."""
+    return 1 << max(0, int(n) - 1).bit_length()
+
+
+def collect_overrides() -> dict[str, Implementation]:
+    """All twins by fully qualified kernel name; a kernel with two twins raises ValueError."""
+    from specbench.vllm_plugin.cpu.modules import TWIN_MODULES
+
+    overrides: dict[str, Implementation] = {}
+    for module in TWIN_MODULES:
+        for name, implementation in module.OVERRIDES.items():
+            if name in overrides:
+                raise ValueError(f"kernel {name} has two CPU twins")
+            overrides[name] = implementation
+    return overrides
+
+
+def register_overrides(overrides: Mapping[str, Implementation]) -> None:
+    """Route launches of the named kernels to their twins, in vLLM's modules only.
+
+    vLLM's own ``register_kernels`` compares every attribute of every imported module and
+    fails on lazily importing ones (llvmlite's). Kernels are only ever held by vLLM's
+    modules, so the scan is limited to those.
+    """
+    from vllm.triton_utils import dispatcher
+
+    wrappers: dict[int, tuple[Any, Any]] = {}
+    for name, implementation in overrides.items():
+        host, attribute = dispatcher._resolve_kernel(name)
+        original = getattr(host, attribute)
+        if isinstance(original, dispatcher.KernelOverride):
+            continue
+        wrapper = dispatcher.KernelOverride(original, implementation)
+        dispatcher._registry[name] = (original, implementation)
+        wrappers[id(original)] = (original, wrapper)
+        setattr(host, attribute, wrapper)
+    for module_name, module in list(sys.modules.items()):
+        if not module_name.startswith("vllm"):
+            continue
+        for attribute, value in list(vars(module).items()):
+            found = wrappers.get(id(value))
+            if found is not None and found[0] is value:
+                setattr(module, attribute, found[1])
