@@ -84,28 +84,44 @@ def tokens(outputs):
     return [tuple(output.outputs[0].token_ids) for output in outputs]
 
 
+async def all_cases(engine, label):
+    """Tokens of every greedy case, all cases served together."""
+    outputs = await asyncio.gather(
+        *(outputs_of(engine, f"{label}-{name}", **case) for name, case in GREEDY_CASES.items())
+    )
+    return dict(zip(GREEDY_CASES, map(tokens, outputs), strict=True))
+
+
 @pytest.fixture(scope="module")
 def reference(launch):
     return launch(dtype="float32", plain="v1")
 
 
-@pytest.fixture(scope="module", params=["greedy", "probabilistic"])
+@pytest.fixture(scope="module")
+def expected(loop, reference):
+    return loop.run(all_cases(reference, "expected"))
+
+
+@pytest.fixture(
+    scope="module", params=["greedy", pytest.param("probabilistic", marks=pytest.mark.slow)]
+)
 def engine(request, launch, loop):
     engine = launch(dtype="float32", draft_sample_method=request.param)
     loop.run(engine.set_costs(steep_costs()))
     return engine
 
 
+def test_cases_differ_from_plain_decoding(expected):
+    """Each parameter does something: otherwise equality below would prove nothing."""
+    unchanged = [name for name, case in expected.items() if case == expected["plain"]]
+    assert unchanged == ["plain"]
+
+
 @pytest.mark.parametrize("policy", ["ar", "ngram", "dspark", "dspark:7"])
-def test_greedy_parameters_equal_v1(loop, reference, engine, policy):
+def test_greedy_parameters_equal_v1(loop, expected, engine, policy):
     loop.run(engine.set_policy(policy))
-    different = []
-    for name, parameters in GREEDY_CASES.items():
-        expected = tokens(loop.run(outputs_of(reference, f"{name}-{policy}", **parameters)))
-        actual = tokens(loop.run(outputs_of(engine, f"{name}-{policy}", **parameters)))
-        if actual != expected:
-            different.append(name)
-    assert different == []
+    actual = loop.run(all_cases(engine, policy))
+    assert [name for name in GREEDY_CASES if actual[name] != expected[name]] == []
 
 
 @pytest.mark.parametrize("policy", ["ar", "dspark:7"])
@@ -157,8 +173,8 @@ def test_several_samples_of_one_prompt_differ(loop, engine):
     assert len({tuple(c.token_ids) for c in outputs[0].outputs}) > 1
 
 
-def test_unsupported_parameter_is_refused_and_the_engine_lives(loop, engine):
+def test_unusable_parameter_is_refused_and_the_engine_lives(loop, engine):
     loop.run(engine.set_policy("ar"))
-    with pytest.raises(VLLMValidationError, match="thinking_token_budget is not supported"):
+    with pytest.raises(VLLMValidationError, match="reasoning"):
         loop.run(outputs_of(engine, "refused", thinking_token_budget=5))
     assert all(loop.run(outputs_of(engine, "alive")))

@@ -127,7 +127,9 @@ def test_every_outcome_occurs(pair: OraclePair, block: bool, one_hot: bool) -> N
             vocab_size=40,
         )
         counts |= set(check(pair, case, use_block_verification=block).tolist())
-    assert {1, STEPS, STEPS + 1} <= counts
+        if counts >= {1, STEPS, STEPS + 1}:
+            return
+    pytest.fail(f"the cases only reach these numbers of tokens: {sorted(counts)}")
 
 
 @pytest.mark.parametrize(

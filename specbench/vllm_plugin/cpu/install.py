@@ -23,13 +23,13 @@ def prepare_process() -> None:
     """
     import vllm.config.vllm as vllm_config_module
     from vllm.platforms.cpu import CpuPlatform
+    from vllm.sampling_params import SamplingParams
 
     # The config module's own binding: other users of HAS_TRITON must keep seeing False,
     # or the top-k/top-p path would launch a kernel that cannot run here.
     vllm_config_module.HAS_TRITON = True
     original_hook = CpuPlatform.register_triton_kernel_overrides.__func__
     original_config = CpuPlatform.check_and_update_config.__func__
-    original_validate = CpuPlatform.validate_request.__func__
 
     def register_overrides(cls: type) -> None:
         original_hook(cls)
@@ -39,31 +39,25 @@ def prepare_process() -> None:
         original_config(cls, vllm_config)
         refuse_config(vllm_config)
 
-    def validate_request(cls: type, processed_inputs: Any, params: Any) -> None:
-        original_validate(cls, processed_inputs, params)
-        refuse_unsupported(params)
-
     CpuPlatform.register_triton_kernel_overrides = classmethod(register_overrides)
     CpuPlatform.check_and_update_config = classmethod(check_and_update_config)
-    CpuPlatform.validate_request = classmethod(validate_request)
+    SamplingParams._validate_spec_decode = accepting_on_v2(SamplingParams._validate_spec_decode)
 
 
-def refuse_unsupported(params: Any) -> None:
-    """Refuse sampling parameters that have no twin, at submission instead of mid-batch.
+def accepting_on_v2(check: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    """vLLM's check of sampling parameters under speculation, for the V1 runner only.
 
-    Raises:
-        VLLMValidationError: names the parameter; vLLM's server answers with status 400.
+    It refuses min_p and logit_bias, which V1's rejection sampler ignores. V2 applies both
+    to every position it verifies; the engine tests hold it to V1's plain decoding.
     """
-    from vllm.exceptions import VLLMValidationError
 
-    from specbench.vllm_plugin.cpu.refused import REFUSED_SAMPLING
+    def validate(params: Any, speculative_config: Any) -> None:
+        from vllm import envs
 
-    for attribute, reason in REFUSED_SAMPLING.items():
-        if getattr(params, attribute, None) is not None:
-            raise VLLMValidationError(
-                f"{attribute} is not supported by the V2 model runner on a CPU: {reason}",
-                parameter=attribute,
-            )
+        if envs.VLLM_USE_V2_MODEL_RUNNER is False:
+            check(params, speculative_config)
+
+    return validate
 
 
 def refuse_config(vllm_config: Any) -> None:

@@ -1,12 +1,9 @@
-"""What the V2 runner can do on a GPU but not here: no twin exists, so it is refused by name.
+"""Engine settings of the V2 runner that need a kernel without a CPU twin: refused by name.
 
-Every sampling parameter has a twin. Two engine settings have none.
+Every sampling parameter has a twin.
 """
 
 from __future__ import annotations
-
-# SamplingParams attribute -> why a request that sets it is refused.
-REFUSED_SAMPLING: dict[str, str] = {}
 
 # Path in VllmConfig -> why an engine with a true value there is refused.
 REFUSED_CONFIG: dict[str, str] = {
