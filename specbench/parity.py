@@ -12,7 +12,7 @@ import itertools
 import random
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from specbench.engines.config import EngineConfig
@@ -48,6 +48,29 @@ class ParityCell:
 
 
 @dataclass(frozen=True)
+class TwinShare:
+    """Time in the kernels' CPU twins, of the step time of a policy that verifies 7 tokens.
+
+    Attributes:
+        share: fraction of the summed step time.
+        top: the dearest kernels, (name, milliseconds a step).
+    """
+
+    num_requests: int
+    temperature: float
+    share: float
+    top: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True)
+class ParityReport:
+    """Everything one run of the command measured."""
+
+    cells: tuple[ParityCell, ...]
+    twins: tuple[TwinShare, ...]
+
+
+@dataclass(frozen=True)
 class _Turn:
     step_ms: float
     tokens: tuple[tuple[int, ...], ...]
@@ -61,7 +84,7 @@ async def measure_parity(
     rounds: int,
     output_tokens: int,
     on_progress: Callable[[str], None],
-) -> list[ParityCell]:
+) -> ParityReport:
     """Interleave the three engines for every batch size and temperature.
 
     Raises:
@@ -78,7 +101,12 @@ async def measure_parity(
             on_progress(f"{size} requests, temperature {temperature:g}")
             turns = await _interleave(engines, size, temperature, rounds, output_tokens)
             cells += [_cell(c, size, temperature, turns) for c in COMPARISONS]
-        return cells
+        on_progress("kernel twins")
+        twins = [
+            await _twin_share(engines["ar"], max(batch_sizes), temperature, output_tokens)
+            for temperature in temperatures
+        ]
+        return ParityReport(tuple(cells), tuple(twins))
     finally:
         for engine in engines.values():
             await engine.close()
@@ -97,6 +125,24 @@ async def _interleave(
             if index > 0:
                 turns[side].append(turn)
     return turns
+
+
+async def _twin_share(
+    engine: VLLMEngine, size: int, temperature: float, output_tokens: int
+) -> TwinShare:
+    """Warm-up turn, then one with the twins timed; dspark where there is a model drafter."""
+    policy = "ngram" if engine.describe()["drafter"] is None else "dspark:7"
+    await engine.set_policy(policy)
+    await _turn(engine, size, temperature, output_tokens, 0)
+    await engine.take_steps()
+    await engine.time_twins(True)
+    await _turn(engine, size, temperature, output_tokens, 1)
+    totals = await engine.time_twins(False)
+    steps = [step for step in await engine.take_steps() if step.step_ms is not None]
+    step_ms = sum(step.step_ms or 0.0 for step in steps)
+    dearest = sorted(totals.items(), key=lambda item: -item[1])[:5]
+    top = tuple((name.rpartition(".")[2], ms / len(steps)) for name, ms in dearest)
+    return TwinShare(size, temperature, sum(totals.values()) / step_ms, top)
 
 
 async def _turn(
@@ -152,8 +198,15 @@ def _cell(
     )
 
 
-def cell_to_json(cell: ParityCell) -> dict[str, Any]:
+def report_to_json(report: ParityReport) -> dict[str, Any]:
     """Plain data for ``--output``."""
+    return {
+        "cells": [_cell_to_json(cell) for cell in report.cells],
+        "twins": [asdict(share) for share in report.twins],
+    }
+
+
+def _cell_to_json(cell: ParityCell) -> dict[str, Any]:
     return {
         "comparison": cell.comparison,
         "num_requests": cell.num_requests,

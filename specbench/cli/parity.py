@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
+
+if TYPE_CHECKING:
+    from specbench.parity import ParityReport
+
+Number = TypeVar("Number", int, float)
+# A few dozen cells of a few hundred characters.
+RESULT_BYTES = 64 * 1024
 
 
 def parity(
@@ -27,9 +35,12 @@ def parity(
 
     from rich.console import Console
 
+    from specbench.cache import ensure_writable
     from specbench.engines.config import EngineConfig, default_log_file
-    from specbench.parity import cell_to_json, measure_parity
+    from specbench.parity import measure_parity, report_to_json
 
+    if output is not None:
+        ensure_writable(output.absolute().parent, RESULT_BYTES)
     sizes = _numbers(concurrency, "--concurrency", int)
     config = EngineConfig(
         model=model,
@@ -39,7 +50,7 @@ def parity(
         log_file=default_log_file(),
     )
     progress = Console(stderr=True)
-    cells = asyncio.run(
+    report = asyncio.run(
         measure_parity(
             config,
             batch_sizes=sizes,
@@ -50,38 +61,46 @@ def parity(
         )
     )
     if output is not None:
-        output.write_text(json.dumps([cell_to_json(cell) for cell in cells], indent=2) + "\n")
-    _print(cells)
+        output.write_text(json.dumps(report_to_json(report), indent=2) + "\n")
+    _print(report)
 
 
-def _numbers(text: str, option: str, kind: type) -> list:  # type: ignore[type-arg]
+def _numbers(text: str, option: str, kind: Callable[[str], Number]) -> list[Number]:
     from specbench.errors import UsageError
 
     try:
         numbers = [kind(word) for word in text.split(",")]
     except ValueError:
         numbers = []
-    if not numbers or min(numbers) < 0 or (kind is int and min(numbers) < 1):
+    if not numbers or min(numbers) < (1 if kind is int else 0):
         raise UsageError(f"{option} {text!r}: expected numbers separated by commas")
     return numbers
 
 
-def _print(cells: list) -> None:  # type: ignore[type-arg]
+def _print(report: ParityReport) -> None:
     from rich.console import Console
     from rich.table import Table
 
     table = Table(title="Step time ratios (median of interleaved pairs)", box=None)
     for column in ("comparison", "requests", "temp.", "ratio", "95% interval", "ms", "same tokens"):
         table.add_column(column, justify="left" if column == "comparison" else "right")
-    for cell in cells:
-        low, high = cell.ratio.ci95
+    for cell in report.cells:
+        interval = cell.ratio.ci95
         table.add_row(
             cell.comparison,
             str(cell.num_requests),
             f"{cell.temperature:g}",
             f"{cell.ratio.value:.3f}",
-            f"{low:.3f} to {high:.3f}",
+            "-" if interval is None else f"{interval[0]:.3f} to {interval[1]:.3f}",
             f"{cell.step_ms[0]:.1f} / {cell.step_ms[1]:.1f}",
             "-" if cell.equal_tokens is None else ("yes" if cell.equal_tokens else "NO"),
         )
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    for share in report.twins:
+        top = ", ".join(f"{name} {ms:.2f} ms" for name, ms in share.top)
+        console.print(
+            f"CPU twins, {share.num_requests} requests, temperature {share.temperature:g}: "
+            f"{share.share:.1%} of step time ({top})",
+            highlight=False,
+        )

@@ -68,7 +68,9 @@ class VLLMEngine:
         """
         if not while_running:
             await self._clear_prefix_cache()
-        await self._checked_rpc("specbench_set_policy", policy)
+        (switched, *_) = await self._checked_rpc("specbench_set_policy", policy)
+        core = self._llm.engine_core
+        await core.call_utility_async("specbench_expect_drafts", switched["drafts"])
 
     async def set_costs(self, table: dict[str, Any]) -> None:
         """Install a step-cost table, as the object its JSON file holds, in every worker."""
@@ -110,6 +112,11 @@ class VLLMEngine:
             raise InputError(f"request {request.request_id}: {error}") from error
         finally:
             await stream.aclose()
+
+    async def time_twins(self, running: bool) -> dict[str, float]:
+        """Start timing the kernels' CPU twins, or stop and get milliseconds by kernel."""
+        totals: dict[str, float] = (await self._rpc("specbench_time_twins", running))[0]
+        return totals
 
     def encode_chat(self, messages: list[Message]) -> list[int]:
         """Apply the model's chat template, generation prompt included."""
@@ -208,10 +215,12 @@ class VLLMEngine:
             raise self._death() from error
         return results
 
-    async def _checked_rpc(self, method: str, *args: Any) -> None:
-        for result in await self._rpc(method, *args):
+    async def _checked_rpc(self, method: str, *args: Any) -> list[dict[str, Any]]:
+        results = await self._rpc(method, *args)
+        for result in results:
             if message := result.get("error"):
                 raise UsageError(message)
+        return results
 
     def _death(self) -> EngineFailure:
         cause = last_error_line(self._config.log_file)

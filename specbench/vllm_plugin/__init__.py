@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 
 # Set by the engine's launcher. A terminal sends Ctrl-C to the whole process group; the
 # engine must survive it until the bench has fetched what was measured.
@@ -24,6 +25,11 @@ def register() -> None:
     _registered = True
     if os.environ.get(OWN_GROUP_VARIABLE) and multiprocessing.parent_process() is not None:
         os.setpgrp()
+    if "vllm.v1.engine.core" in sys.modules:
+        # Only the front end and the engine's own process have it; workers need not.
+        from specbench.vllm_plugin.engine_core import add_engine_calls
+
+        add_engine_calls()
     from vllm.platforms import current_platform
 
     if not current_platform.is_cpu():

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import vllm.v1.worker.cpu.shm  # noqa: F401  isort: skip  must precede vllm.v1.worker.gpu
 import vllm.v1.worker.cpu.model_runner as cpu_runner_module
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from specbench.environment import check_vllm
+from specbench.policies import Drafter
 from specbench.vllm_plugin.patching import replaced
 from specbench.vllm_plugin.runner import PolicyRunner
 from specbench.vllm_plugin.worker_calls import PolicyWorkerCalls
@@ -14,6 +17,22 @@ from specbench.vllm_plugin.worker_calls import PolicyWorkerCalls
 
 class PolicyCPURunner(PolicyRunner, cpu_runner_module.CPUModelRunner):  # type: ignore[misc]
     """vLLM's V2 runner on the CPU build, with policies."""
+
+    _drafter_layers: tuple[int, ...] = ()
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """Load, and note which layers' outputs the drafter reads."""
+        super().load_model(*args, **kwargs)
+        if self.use_aux_hidden_state_outputs:
+            self._drafter_layers = tuple(self.model.model.aux_hidden_state_layers)
+
+    def set_policy(self, spec: str) -> None:
+        """Switch; the target hands out intermediate layers only to a policy that drafts."""
+        super().set_policy(spec)
+        if self._drafter_layers:
+            needed = self.policy.drafter is Drafter.MODEL
+            self.use_aux_hidden_state_outputs = needed
+            self.model.set_aux_hidden_state_layers(self._drafter_layers if needed else ())
 
 
 class PolicyCPUWorker(PolicyWorkerCalls, CPUWorker):  # type: ignore[misc]

@@ -9,6 +9,8 @@ import torch
 
 from specbench.costs.store import from_payload
 from specbench.errors import SpecbenchError
+from specbench.policies import Drafter
+from specbench.vllm_plugin.cpu.twin_times import TwinTimer
 
 
 class PolicyWorkerCalls:
@@ -17,14 +19,15 @@ class PolicyWorkerCalls:
     """
 
     model_runner: Any
+    twin_timer: TwinTimer | None = None
 
     def specbench_set_policy(self, policy: str) -> dict[str, Any]:
-        """Switch the policy; no request may be running."""
+        """Switch the policy; no request may be running. Returns whether it drafts."""
         try:
             self.model_runner.set_policy(policy)
         except SpecbenchError as error:
             return {"error": str(error)}
-        return {}
+        return {"drafts": self.model_runner.policy.drafter is not Drafter.NONE}
 
     def specbench_set_costs(self, table: dict[str, Any]) -> dict[str, Any]:
         """Install a cost table, given as the object that its JSON file holds."""
@@ -39,6 +42,15 @@ class PolicyWorkerCalls:
         log = self.model_runner.step_log
         steps: list[dict[str, Any]] = log.take(include_open=include_open)
         return steps
+
+    def specbench_time_twins(self, running: bool) -> dict[str, float]:
+        """Start timing the CPU twins, or stop and return milliseconds by kernel name."""
+        if self.twin_timer is None:
+            self.twin_timer = TwinTimer()
+        if running:
+            self.twin_timer.start()
+            return {}
+        return self.twin_timer.stop()
 
     def specbench_describe(self) -> dict[str, Any]:
         """Facts only the worker knows."""

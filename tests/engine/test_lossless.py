@@ -72,6 +72,13 @@ def test_single_request_equals_plain_decoding(loop, engine, prompts, expected):
         )
 
 
+def test_plain_decoding_again_after_drafting(loop, engine, prompts, expected):
+    for policy in ("dspark:7", "ar", "dspark:7"):
+        loop.run(engine.set_policy(policy))
+        outputs = loop.run(complete_all(engine, f"again-{policy}", prompts, GREEDY, 40))
+        assert outputs == expected, policy
+
+
 def test_steps_account_for_every_token(loop, engine, prompts):
     loop.run(engine.set_policy("dspark"))
     loop.run(engine.take_steps())

@@ -109,6 +109,14 @@ def collect_overrides() -> dict[str, Implementation]:
     return overrides
 
 
+_wrappers: dict[str, Any] = {}
+
+
+def registered_wrappers() -> dict[str, Any]:
+    """vLLM's override objects by kernel name, as registered in this process."""
+    return dict(_wrappers)
+
+
 def register_overrides(overrides: Mapping[str, Implementation]) -> None:
     """Route launches of the named kernels to their twins, in vLLM's modules only.
 
@@ -127,6 +135,7 @@ def register_overrides(overrides: Mapping[str, Implementation]) -> None:
         wrapper = dispatcher.KernelOverride(original, implementation)
         dispatcher._registry[name] = (original, implementation)
         wrappers[id(original)] = (original, wrapper)
+        _wrappers[name] = wrapper
         setattr(host, attribute, wrapper)
     for module_name, module in list(sys.modules.items()):
         if not module_name.startswith("vllm"):
