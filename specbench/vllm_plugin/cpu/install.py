@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from specbench.vllm_plugin.cpu.capacities import then_check
+
 Implementation = Callable[..., Any]
 
 
@@ -42,6 +44,8 @@ def prepare_process() -> None:
     CpuPlatform.register_triton_kernel_overrides = classmethod(register_overrides)
     CpuPlatform.check_and_update_config = classmethod(check_and_update_config)
     SamplingParams._validate_spec_decode = accepting_on_v2(SamplingParams._validate_spec_decode)
+    for name in ("update_from_generation_config", "update_from_tokenizer"):
+        setattr(SamplingParams, name, then_check(getattr(SamplingParams, name)))
 
 
 def accepting_on_v2(check: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:

@@ -45,3 +45,24 @@ def test_only_v1_keeps_the_refusal_of_parameters(monkeypatch, variable, refused)
 )
 def test_next_power_of_2(n, expected):
     assert next_power_of_2(n) == expected
+
+
+def test_capacities_are_vllms():
+    import ast
+    import importlib.util
+    from pathlib import Path
+
+    from specbench.vllm_plugin.cpu import capacities
+
+    package = importlib.util.find_spec("vllm")
+    assert package is not None
+    assert package.origin is not None
+    source = Path(package.origin).parent / "v1/worker/gpu/sample/logit_bias.py"
+    values = {
+        node.targets[0].id: node.value.value
+        for node in ast.parse(source.read_text()).body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+    }
+    assert values["MAX_NUM_ALLOWED_TOKEN_IDS"] == capacities.MAX_ALLOWED_TOKEN_IDS
+    assert values["MAX_NUM_LOGIT_BIAS_TOKENS"] == capacities.MAX_LOGIT_BIAS_TOKENS
+    assert values["MAX_NUM_STOP_TOKEN_IDS"] == capacities.MAX_STOP_TOKEN_IDS
