@@ -30,13 +30,14 @@ from specbench.records import EngineRequest, SamplingSpec, StepRecord
 
 # Two context lengths: a short chat turn, and about half of the embedded default's limit.
 CONTEXT_TOKENS = (128, 1024)
-VERIFY_LENGTHS = (0, 1, 2, 3, 5, 7)
+VERIFY_LENGTHS = (0, 1, 3, 7)
 # Usable steps wanted for each (batch size, verification length); the first is dropped by
 # the fit. vLLM takes the median of 5.
-STEPS_PER_SHAPE = 7
-# Prompt tokens that the largest batch of one context length may need: bounds the time that
-# prefill takes to about half a minute on two cores.
+STEPS_PER_SHAPE = 6
+# Prompt tokens that one batch may need, and above which only every other power of two is
+# measured: they bound the time spent on prefill to about half a minute on two cores.
 MAX_PREFILL_TOKENS = 20_000
+LONG_CONTEXT_TOKENS = 512
 POLL_S = 0.02
 # Room for the tokens emitted while a batch is measured.
 OUTPUT_MARGIN_TOKENS = 512
@@ -128,8 +129,9 @@ async def profile_costs(
 
 
 def batch_sizes(max_num_seqs: int, context_tokens: int) -> list[int]:
-    """Powers of two up to the engine's limit, bounded by the prefill they need."""
-    sizes = [2**k for k in range(11) if 2**k < max_num_seqs] + [max_num_seqs]
+    """Powers of two (of four, at long contexts) up to the engine's limit and the prefill bound."""
+    base = 4 if context_tokens > LONG_CONTEXT_TOKENS else 2
+    sizes = [base**k for k in range(11) if base**k < max_num_seqs] + [max_num_seqs]
     affordable = [n for n in sizes if n * context_tokens <= MAX_PREFILL_TOKENS]
     return affordable or [1]
 
