@@ -120,7 +120,9 @@ def prepare(policies: Sequence[str], options: BenchmarkOptions) -> Benchmark:
         check_output_path(options.output)
     if options.records is not None:
         check_records_directory(options.records)
-    costs = _cost_source(options) if _check_policies(policies, options) else None
+    needs_costs = _check_policies(policies, options)
+    # A table that was named is read even if no policy weighs costs: it may be unusable.
+    costs = _cost_source(options) if needs_costs or options.costs is not None else None
     conversations = load_workload(options.workload, options.num_prompts, options.seed)
     if options.max_tokens is not None:
         conversations = limit_outputs(conversations, options.max_tokens)

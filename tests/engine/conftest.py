@@ -2,38 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
+from engine_harness import EngineLoop
 
-from specbench.costs import ContextCosts, CostCurve, CostTable
-from specbench.costs.store import to_json
 from specbench.engines.config import EngineConfig
 from specbench.engines.vllm import VLLMEngine, start_engine
-from specbench.records import EngineRequest, SamplingSpec
-
-T = TypeVar("T")
-
-
-class EngineLoop:
-    """Runs coroutines on one loop: an engine belongs to the loop it was started on."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
-        self._thread.start()
-
-    def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float = 600) -> T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout_s)
-
-    def stop(self) -> None:
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(10)
 
 
 @pytest.fixture(scope="session")
@@ -60,41 +37,3 @@ def launch(
     yield start
     for engine in engines:
         loop.run(engine.close())
-
-
-def steep_costs() -> dict[str, Any]:
-    """A cost table under which the adaptive budget is neither nothing nor everything."""
-    curve = CostCurve(tokens=(1, 8, 16, 64, 2048), ms=(10.0, 13.0, 20.0, 70.0, 2000.0))
-    draft = CostCurve(tokens=(0, 7, 56), ms=(0.0, 2.0, 8.0))
-    context = ContextCosts(context_tokens=128, draft=draft, verify=curve)
-    table = CostTable(contexts=(context,), fingerprint={}, provenance={}, padding="none")
-    payload: dict[str, Any] = json.loads(to_json(table))
-    return payload
-
-
-async def complete(
-    engine: VLLMEngine, request_id: str, prompt: list[int], sampling: SamplingSpec, max_tokens: int
-) -> tuple[int, ...]:
-    tokens: list[int] = []
-    async for chunk in engine.generate(
-        EngineRequest(request_id, tuple(prompt), sampling, max_tokens)
-    ):
-        tokens.extend(chunk.token_ids)
-    return tuple(tokens)
-
-
-async def complete_all(
-    engine: VLLMEngine,
-    label: str,
-    prompts: list[list[int]],
-    sampling: SamplingSpec,
-    max_tokens: int,
-    stagger_s: float = 0.0,
-) -> list[tuple[int, ...]]:
-    """Serve all prompts together; ``stagger_s`` delays each start, so that prefills mix in."""
-
-    async def one(index: int) -> tuple[int, ...]:
-        await asyncio.sleep(index * stagger_s)
-        return await complete(engine, f"{label}-{index}", prompts[index], sampling, max_tokens)
-
-    return list(await asyncio.gather(*(one(i) for i in range(len(prompts)))))

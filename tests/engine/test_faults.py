@@ -7,10 +7,10 @@ import os
 import signal
 
 import pytest
+from engine_harness import complete
 
 from specbench.errors import EngineFailure, InputError, UsageError
 from specbench.records import EngineRequest, SamplingSpec
-from tests.engine.conftest import complete
 
 pytestmark = pytest.mark.engine
 GREEDY = SamplingSpec()

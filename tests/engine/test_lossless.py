@@ -11,10 +11,10 @@ import os
 from pathlib import Path
 
 import pytest
+from engine_harness import complete_all, steep_costs
 
 from specbench.records import Message, SamplingSpec
 from specbench.workloads import load_workload
-from tests.engine.conftest import complete_all, steep_costs
 
 pytestmark = pytest.mark.engine
 

@@ -10,13 +10,13 @@ import asyncio
 import json
 
 import pytest
+from engine_harness import steep_costs
 from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs import TokensPrompt
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 from specbench.records import Message
-from tests.engine.conftest import steep_costs
 
 pytestmark = pytest.mark.engine
 

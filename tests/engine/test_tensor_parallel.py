@@ -10,11 +10,11 @@ import shutil
 
 import pytest
 import torch
+from engine_harness import complete_all
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from specbench.engines.model_cache import default_target
 from specbench.records import SamplingSpec
-from tests.engine.conftest import complete_all
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 

@@ -190,6 +190,7 @@ def test_records_are_written(
         (("run", "-p", "ar", "--output", "/"), 2, "is a directory"),
         (("run", "-p", "ar", "--records", "/proc/r"), 2, "cannot be used as a directory"),
         (("run", "-p", "ar", "--engine-arg", "x"), 2, "expected key=value"),
+        (("run", "-p", "ar", "--costs", "/nowhere.json"), 2, "/nowhere.json"),
         (("run", "-p", "ar", "--temperature", "inf"), 2, "finite"),
         (("run", "-p", "ar", "--top-p", "0"), 2, "leaves no token"),
         (("run", "-p", "dspark", "--model", "other/model"), 2, "--drafter"),
