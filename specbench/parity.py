@@ -108,8 +108,8 @@ async def measure_parity(
         ]
         return ParityReport(tuple(cells), tuple(twins))
     finally:
-        for engine in engines.values():
-            await engine.close()
+        closing = (engine.close() for engine in engines.values())
+        await asyncio.gather(*closing, return_exceptions=True)
 
 
 async def _interleave(

@@ -12,6 +12,7 @@ import contextlib
 import datetime
 import json
 import random
+import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ from specbench.costs import (
 )
 from specbench.costs.store import to_json
 from specbench.engines.vllm import VLLMEngine
-from specbench.errors import EngineFailure, InputError
+from specbench.errors import EngineFailure, InputError, UsageError
 from specbench.records import EngineRequest, SamplingSpec, StepRecord
 
 # Two context lengths: a short chat turn, and about half of the embedded default's limit.
@@ -61,8 +62,14 @@ def cost_fingerprint(facts: dict[str, Any]) -> dict[str, str]:
         "num_speculative_tokens",
         "max_num_seqs",
         "tensor_parallel_size",
+        "draft_sample_method",
+        "max_num_batched_tokens",
+        "async_scheduling",
     )
-    return {key: str(facts.get(key)) for key in keys}
+    fingerprint = {key: str(facts.get(key)) for key in keys}
+    # Any other engine argument may move the costs; which ones do is vLLM's knowledge.
+    fingerprint["engine_args"] = json.dumps(facts.get("engine_args") or {}, sort_keys=True)
+    return fingerprint
 
 
 async def ensure_costs(engine: VLLMEngine, *, progress: Progress | None = None) -> CostTable:
@@ -99,6 +106,11 @@ async def profile_costs(
         EngineFailure: the engine died or stopped making steps.
     """
     facts = engine.describe()
+    if facts["data_parallel_size"] != 1:
+        raise UsageError(
+            "step costs cannot be measured with several engine copies: run 'specbench costs "
+            "profile' with one and give the table with --costs"
+        )
     plan = [
         (context, num_requests)
         for context in contexts
@@ -179,7 +191,7 @@ def _request(index: int, context_tokens: int) -> EngineRequest:
     # Ids below 256 + 32 are special or single bytes in common vocabularies.
     tokens = tuple(rng.randrange(300, 8000) for _ in range(context_tokens))
     sampling = SamplingSpec(ignore_eos=True)
-    return EngineRequest(f"profile-{context_tokens}-{index}-{rng.random()}", tokens, sampling, 900)
+    return EngineRequest(f"profile-{uuid.uuid4()}", tokens, sampling, 900)
 
 
 async def _run_until_cancelled(

@@ -129,7 +129,7 @@ class StepRecord:
         num_drafted_tokens: tokens drafted at the end of this step, for the next one.
         num_requests_verified: requests that had at least one draft token checked.
         step_ms: start of this step to start of the next, idle time excluded (None: idle after).
-        verify_ms: target forward, logits and sampling.
+        verify_ms: building the inputs, target forward, logits and sampling.
         draft_ms: drafting, including the drafter's context keys and values.
         decide_ms: policy decisions (budget, allocation).
         context_tokens: mean context length of the batch.

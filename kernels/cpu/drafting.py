@@ -12,6 +12,7 @@ import numpy as np
 from specbench.kernels.cpu.block_tables import local_slot
 from specbench.kernels.cpu.compilation import vectorised
 from specbench.kernels.cpu.floats import Array
+from specbench.kernels.cpu.ngram_lookup import longest_suffix_match
 
 NULL_BLOCK = 0  # vLLM's block 0 is never written
 
@@ -209,26 +210,6 @@ def block_samples(
     sample_indices[num_reqs * num_steps :] = 0
     sample_pos[num_reqs * num_steps :] = 0
     sample_idx_mapping[num_reqs * num_steps :] = -1
-
-
-@vectorised()
-def longest_suffix_match(text: Array, length: int, min_n: int, max_n: int) -> tuple[int, int]:
-    """Find the longest earlier copy of the last min_n..max_n tokens, the latest among equals.
-
-    Returns:
-        Its length n and its first position; (0, 0) if there is none.
-    """
-    best_n, best_start = 0, 0
-    for end in range(length - 2, min_n - 2, -1):
-        longest = min(max_n, end + 1)
-        if longest <= best_n:
-            break
-        n = 0
-        while n < longest and text[end - n] == text[length - 1 - n]:
-            n += 1
-        if n >= min_n and n > best_n:
-            best_n, best_start = n, end - n + 1
-    return best_n, best_start
 
 
 @vectorised()

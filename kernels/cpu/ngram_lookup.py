@@ -2,47 +2,60 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from specbench.kernels.cpu.compilation import vectorised
+from specbench.kernels.cpu.floats import Array
+
+
+@vectorised()
+def longest_suffix_match(text: Array, length: int, min_n: int, max_n: int) -> tuple[int, int]:
+    """Find the longest earlier copy of the last min_n..max_n tokens, the latest among equals.
+
+    Candidate ends are visited from the most recent backwards, so the cost is linear in the
+    text except where the text repeats itself.
+
+    Returns:
+        Its length n and its first position; (0, 0) if there is none.
+    """
+    best_n, best_start = 0, 0
+    for end in range(length - 2, min_n - 2, -1):
+        longest = min(max_n, end + 1)
+        if longest <= best_n:
+            break
+        n = 0
+        while n < longest and text[end - n] == text[length - 1 - n]:
+            n += 1
+        if n >= min_n and n > best_n:
+            best_n, best_start = n, end - n + 1
+    return best_n, best_start
 
 
 @vectorised()
 def lookup_rows(
-    token_ids: np.ndarray,  # [num_reqs, max_len]
-    lengths: np.ndarray,  # [num_reqs]
+    token_ids: Array,
+    lengths: Array,
     min_n: int,
     max_n: int,
-    drafts: np.ndarray,  # [num_reqs, num_tokens], written
-    counts: np.ndarray,  # [num_reqs], written
-    match_lengths: np.ndarray,  # [num_reqs], written
+    drafts: Array,
+    counts: Array,
+    match_lengths: Array,
 ) -> None:
-    """Fill drafts (-1 where nothing is proposed), counts and match lengths of every row.
+    """Look every row up.
 
-    The scan visits candidate ends from the most recent backwards and keeps the first one
-    of the greatest match length, so its cost is linear in the text except where the text
-    repeats itself.
+    Args:
+        token_ids: [num_reqs, max_len].
+        lengths: [num_reqs].
+        min_n: shortest match in tokens.
+        max_n: longest match in tokens.
+        drafts: output [num_reqs, num_tokens], -1 where nothing is proposed.
+        counts: output [num_reqs], proposed tokens.
+        match_lengths: output [num_reqs], 0 without a match.
     """
     num_tokens = drafts.shape[1]
     for row in range(token_ids.shape[0]):
-        length = lengths[row]
         text = token_ids[row]
-        best_n = 0
-        best_end = -1
-        for end in range(length - 2, -1, -1):
-            longest = min(max_n, end + 1)
-            if longest <= best_n:
-                break
-            n = 0
-            while n < longest and text[end - n] == text[length - 1 - n]:
-                n += 1
-            if n > best_n and n >= min_n:
-                best_n = n
-                best_end = end
-                if best_n == max_n:
-                    break
-        count = min(num_tokens, length - 1 - best_end) if best_n > 0 else 0
+        n, start = longest_suffix_match(text, lengths[row], min_n, max_n)
+        count = min(num_tokens, lengths[row] - start - n) if n > 0 else 0
         for i in range(num_tokens):
-            drafts[row, i] = text[best_end + 1 + i] if i < count else -1
+            drafts[row, i] = text[start + n + i] if i < count else -1
         counts[row] = count
-        match_lengths[row] = best_n
+        match_lengths[row] = n

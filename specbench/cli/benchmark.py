@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 
 # Name recorded for a model or drafter that was not chosen, until the engine names it.
 DEFAULT_NAME = "default"
-# Engines for up to 16 requests are alike, so that step costs measured once serve every
-# concurrency from 1 to 16.
-MIN_NUM_SEQS = 16
 
 
 @dataclass(frozen=True)
@@ -166,12 +163,12 @@ def _run_spec(
 
 
 def _engine_config(options: BenchmarkOptions, engine_args: dict[str, Any]) -> EngineConfig:
-    from specbench.engines.config import EngineConfig, default_log_file
+    from specbench.engines.config import EngineConfig, default_log_file, num_seqs_for
 
     return EngineConfig(
         model=options.model,
         drafter=options.drafter,
-        max_num_seqs=max(options.max_concurrency, MIN_NUM_SEQS),
+        max_num_seqs=num_seqs_for(options.max_concurrency),
         log_file=options.log_file or default_log_file(),
         dtype=options.dtype,
         max_model_len=options.max_model_len,

@@ -129,7 +129,7 @@ def profile(
         typer.Option(help="Drafter: folder or hub id. Default: the embedded model's own."),
     ] = None,
     max_concurrency: Annotated[
-        int, typer.Option(min=1, help="Largest batch; costs are kept for this value.")
+        int, typer.Option(min=1, help="Largest batch; one table serves 1 to 16.")
     ] = 4,
     context: Annotated[
         list[int] | None,
@@ -161,7 +161,12 @@ def profile(
 
     Measures afresh even if the cache has a table of this engine, and replaces it.
     """
-    from specbench.engines.config import EngineConfig, default_log_file, parse_engine_args
+    from specbench.engines.config import (
+        EngineConfig,
+        default_log_file,
+        num_seqs_for,
+        parse_engine_args,
+    )
     from specbench.engines.model_cache import NO_DRAFTER
 
     if drafter == NO_DRAFTER or (model is not None and drafter is None):
@@ -169,7 +174,7 @@ def profile(
     config = EngineConfig(
         model=model,
         drafter=drafter,
-        max_num_seqs=max_concurrency,
+        max_num_seqs=num_seqs_for(max_concurrency),
         log_file=log_file or default_log_file(),
         dtype=dtype,
         tensor_parallel_size=tensor_parallel_size,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -35,11 +36,14 @@ def parity(
 
     from rich.console import Console
 
-    from specbench.cache import ensure_writable
+    from specbench.cache import ensure_writable, write_text_atomically
     from specbench.engines.config import EngineConfig, default_log_file
+    from specbench.errors import UsageError
     from specbench.parity import measure_parity, report_to_json
 
     if output is not None:
+        if output.is_dir():
+            raise UsageError(f"--output {output} is a directory; name a file")
         ensure_writable(output.absolute().parent, RESULT_BYTES)
     sizes = _numbers(concurrency, "--concurrency", int)
     config = EngineConfig(
@@ -60,9 +64,9 @@ def parity(
             on_progress=lambda text: progress.print(text, highlight=False),
         )
     )
-    if output is not None:
-        output.write_text(json.dumps(report_to_json(report), indent=2) + "\n")
     _print(report)
+    if output is not None:
+        write_text_atomically(output, json.dumps(report_to_json(report), indent=2) + "\n")
 
 
 def _numbers(text: str, option: str, kind: Callable[[str], Number]) -> list[Number]:
@@ -72,7 +76,11 @@ def _numbers(text: str, option: str, kind: Callable[[str], Number]) -> list[Numb
         numbers = [kind(word) for word in text.split(",")]
     except ValueError:
         numbers = []
-    if not numbers or min(numbers) < (1 if kind is int else 0):
+    if (
+        not all(math.isfinite(n) for n in numbers)
+        or not numbers
+        or min(numbers) < (1 if kind is int else 0)
+    ):
         raise UsageError(f"{option} {text!r}: expected numbers separated by commas")
     return numbers
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
@@ -31,7 +34,7 @@ def open_progress(*, enabled: bool, spec: RunSpec) -> Iterator[OnEvent]:
     if not enabled:
         yield ignore_event
         return
-    console = Console(stderr=True)
+    console = Console(file=terminal_of_its_own())
     if not console.is_terminal:
         yield LineProgress(console, spec)
         return
@@ -45,6 +48,17 @@ def open_progress(*, enabled: bool, spec: RunSpec) -> Iterator[OnEvent]:
         transient=True,
     ) as progress:
         yield BarProgress(progress, spec)
+
+
+def terminal_of_its_own() -> TextIO:
+    """Standard error; in a terminal a second descriptor of it.
+
+    While the engine starts, descriptor 2 points at its log: a bar drawn there would freeze
+    on the screen and end up in the file.
+    """
+    if not sys.stderr.isatty():
+        return sys.stderr
+    return os.fdopen(os.dup(sys.stderr.fileno()), "w")
 
 
 class LineProgress:

@@ -25,7 +25,18 @@ OWN_OPTIONS = {
     "distributed_executor_backend": "--distributed-executor-backend",
     "trust_remote_code": "--trust-remote-code",
     "speculative_config": "--drafter and --num-speculative-tokens",
+    "worker_cls": "the policy options",
 }
+
+
+# Engines for up to 16 requests are alike, so that step costs measured once serve every
+# concurrency from 1 to 16.
+MIN_NUM_SEQS = 16
+
+
+def num_seqs_for(max_concurrency: int) -> int:
+    """``max_num_seqs`` of the engine that serves this concurrency."""
+    return max(max_concurrency, MIN_NUM_SEQS)
 
 
 @dataclass(frozen=True)
@@ -39,7 +50,7 @@ class EngineConfig:
         max_num_seqs: requests that the engine serves at once.
         engine_args: further arguments, passed on as they are.
         log_file: receives the engine's own log.
-        verbose: show that log on the terminal, too.
+        verbose: show that log on the terminal instead.
         num_speculative_tokens: draft slots of a request; None takes the drafter's block.
         draft_sample_method: "greedy" (every draft token is its drafter's best) or
             "probabilistic" (drafts are sampled at the request's temperature).

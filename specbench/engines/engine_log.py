@@ -66,10 +66,24 @@ _SECOND_HAND = ("Engine core initialization failed", "EngineCore encountered an 
                 "WorkerProc initialization failed", "cancelled")  # fmt: skip
 
 
-def last_error_line(log_file: Path) -> str | None:
-    """The log's last line that names a cause rather than a consequence; None without one."""
+def log_size(log_file: Path) -> int:
+    """Bytes in the log so far; what an earlier run wrote there is not this run's cause."""
     try:
-        lines = log_file.read_text(errors="replace").splitlines()[-400:]
+        return log_file.stat().st_size
+    except OSError:
+        return 0
+
+
+def last_error_line(log_file: Path, *, start: int = 0) -> str | None:
+    """The log's last line that names a cause rather than a consequence; None without one.
+
+    Args:
+        start: byte from which the log belongs to this run.
+    """
+    try:
+        with log_file.open("rb") as log:
+            log.seek(start)
+            lines = log.read().decode(errors="replace").splitlines()[-400:]
     except OSError:
         return None
     causes = [found.group(1) for line in lines if (found := _CAUSE.search(line))]

@@ -9,31 +9,30 @@ import asyncio
 import contextlib
 import os
 import platform
-import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
+from dataclasses import fields
 from typing import Any
 
+from specbench.engines.arguments import engine_arguments, set_process_environment
 from specbench.engines.config import EngineConfig
-from specbench.engines.cpu_binding import BINDING_VARIABLE, bind_ranks
-from specbench.engines.engine_log import last_error_line, output_to_file, send_logger_to_file
+from specbench.engines.engine_log import (
+    last_error_line,
+    log_size,
+    output_to_file,
+    send_logger_to_file,
+)
 from specbench.engines.model_cache import DrafterRef, ModelRef, resolve_drafter, resolve_model
 from specbench.errors import EngineFailure, InputError, UsageError
 from specbench.records import Chunk, EngineRequest, Message, StepRecord
 
-CPU_WORKER = "specbench.vllm_plugin.cpu_worker.PolicyCPUWorker"
-GPU_WORKER = "specbench.vllm_plugin.gpu_worker.PolicyGPUWorker"
-# The embedded target allows 8,192; a quarter of it holds every built-in workload and keeps
-# the per-request buffers small.
-DEFAULT_MAX_MODEL_LEN = 2048
-# Enough KV cache for 64 requests of 1,000 tokens of the embedded target (23 KB a token).
-DEFAULT_CPU_KV_CACHE_BYTES = 2 * 1024**3
-# Draft tokens of a step for engines without a model drafter: the block length of the
-# embedded drafter, so that ngram is comparable with and without it.
-DEFAULT_NGRAM_TOKENS = 7
 # Freed blocks may arrive one engine step after the last request finished.
 RESET_ATTEMPTS = 50
 RESET_PAUSE_S = 0.02
+# How often a pending call checks that the engine still lives.
+DEATH_POLL_S = 0.5
+# The call that specbench.vllm_plugin.engine_core adds to the engine loop.
+EXPECT_DRAFTS = "specbench_expect_drafts"
 
 
 class VLLMEngine:
@@ -43,10 +42,16 @@ class VLLMEngine:
     """
 
     def __init__(
-        self, llm: Any, config: EngineConfig, target: ModelRef, drafter: DrafterRef | None
+        self,
+        llm: Any,
+        config: EngineConfig,
+        target: ModelRef,
+        drafter: DrafterRef | None,
+        log_start: int,
     ) -> None:
         self._llm: Any = llm
         self._config = config
+        self._log_start = log_start
         self._target = target
         self._drafter = drafter
         self._tokenizer = llm.get_tokenizer()
@@ -59,27 +64,28 @@ class VLLMEngine:
             vllm_config = self._llm.vllm_config
             self._facts = {"max_model_len": vllm_config.model_config.max_model_len}
         else:
-            self._facts = (await self._rpc("specbench_describe"))[0]
+            self._facts = (await self._rpc("specbench_describe"))[0][0]
 
     async def set_policy(self, policy: str, *, while_running: bool = False) -> None:
         """Switch to ``name[:argument]``; clears the prefix cache so that no policy starts warm.
 
         Args:
             while_running: leave running requests and the cache alone. Only for profiling
-                and only between policies that run the same drafter.
+                and then only towards a policy that needs no drafter context the previous one
+                left out.
         """
         if not while_running:
             await self._clear_prefix_cache()
         (switched, *_) = await self._checked_rpc("specbench_set_policy", policy)
         core = self._llm.engine_core
-        await core.call_utility_async("specbench_expect_drafts", switched["drafts"])
+        await self._guarded(core.call_utility_all_async(EXPECT_DRAFTS, switched["drafts"]))
 
     async def set_costs(self, table: dict[str, Any]) -> None:
         """Install a step-cost table, as the object its JSON file holds, in every worker."""
         await self._checked_rpc("specbench_set_costs", table)
 
     async def take_steps(self, *, include_open: bool = True) -> list[StepRecord]:
-        """Steps recorded since the last call (rank 0), oldest first.
+        """Steps recorded since the last call, oldest first; rank 0 of every engine copy.
 
         Args:
             include_open: also the last one, whose duration is not known yet; otherwise it
@@ -87,7 +93,8 @@ class VLLMEngine:
         """
         if self._config.plain:
             return []
-        steps = (await self._rpc("specbench_take_steps", include_open))[0]
+        copies = await self._rpc("specbench_take_steps", include_open)
+        steps = [step for copy in copies for step in copy[0]]
         for step in steps:
             step["accepted_per_request"] = tuple(step["accepted_per_request"])
             step["verified_per_request"] = tuple(step["verified_per_request"])
@@ -99,7 +106,10 @@ class VLLMEngine:
         from vllm.inputs import TokensPrompt
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        params = self._sampling_params(request)
+        try:
+            params = self._sampling_params(request)
+        except (ValueError, VLLMClientError) as error:
+            raise InputError(f"request {request.request_id}: {error}") from error
         prompt = TokensPrompt(prompt_token_ids=list(request.prompt_token_ids))
         stream = self._llm.generate(prompt, params, request.request_id)
         try:
@@ -117,7 +127,7 @@ class VLLMEngine:
 
     async def time_twins(self, running: bool) -> dict[str, float]:
         """Start timing the kernels' CPU twins, or stop and get milliseconds by kernel."""
-        totals: dict[str, float] = (await self._rpc("specbench_time_twins", running))[0]
+        totals: dict[str, float] = (await self._rpc("specbench_time_twins", running))[0][0]
         return totals
 
     def encode_chat(self, messages: list[Message]) -> list[int]:
@@ -162,6 +172,7 @@ class VLLMEngine:
             else ("default" if self._drafter.is_default else self._drafter.path_or_id),
             "drafter_fingerprint": None if self._drafter is None else self._drafter.fingerprint,
             "max_num_seqs": self._config.max_num_seqs,
+            "draft_sample_method": self._config.draft_sample_method,
             "tensor_parallel_size": self._config.tensor_parallel_size,
             "data_parallel_size": self._config.data_parallel_size,
             "engine_args": dict(self._config.engine_args),
@@ -203,31 +214,54 @@ class VLLMEngine:
 
     async def _clear_prefix_cache(self) -> None:
         for _ in range(RESET_ATTEMPTS):
-            if await self._llm.reset_prefix_cache():
+            if await self._guarded(self._llm.reset_prefix_cache()):
                 return
             await asyncio.sleep(RESET_PAUSE_S)
         raise UsageError("the policy cannot be switched while requests are running")
 
-    async def _rpc(self, method: str, *args: Any) -> list[Any]:
-        from vllm.v1.engine.exceptions import EngineDeadError
-
-        try:
-            results: list[Any] = await self._llm.collective_rpc(method, args=args)
-        except EngineDeadError as error:
-            raise self._death() from error
+    async def _rpc(self, method: str, *args: Any) -> list[list[Any]]:
+        """Call every worker of every engine copy: [num_copies][num_ranks] results."""
+        core = self._llm.engine_core
+        call = core.call_utility_all_async("collective_rpc", method, None, args, {})
+        results: list[list[Any]] = await self._guarded(call)
         return results
 
     async def _checked_rpc(self, method: str, *args: Any) -> list[dict[str, Any]]:
-        results = await self._rpc(method, *args)
+        results = [result for copy in await self._rpc(method, *args) for result in copy]
         for result in results:
             if message := result.get("error"):
                 raise UsageError(message)
         return results
 
+    async def _guarded(self, call: Awaitable[Any]) -> Any:
+        """Await a call into the engine. vLLM leaves it pending for ever if the engine dies.
+
+        Raises:
+            EngineFailure: the engine died before or during the call.
+        """
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        task = asyncio.ensure_future(call)
+        try:
+            while not task.done():
+                await asyncio.wait([task], timeout=DEATH_POLL_S)
+                if not task.done() and self._llm.errored:
+                    raise self._death()
+            return task.result()
+        except EngineDeadError as error:
+            raise self._death() from error
+        finally:
+            task.cancel()
+
     def _death(self) -> EngineFailure:
-        cause = last_error_line(self._config.log_file)
+        cause = last_error_line(self._config.log_file, start=self._log_start)
         detail = f": {cause}" if cause else ""
-        return EngineFailure(f"the engine died{detail} (log: {self._config.log_file})")
+        return EngineFailure(f"the engine died{detail} ({log_hint(self._config)})")
+
+
+def log_hint(config: EngineConfig) -> str:
+    """Where the engine's own words are."""
+    return "log: above" if config.verbose else f"log: {config.log_file}"
 
 
 def processor_name() -> str:
@@ -253,109 +287,50 @@ async def start_engine(config: EngineConfig) -> VLLMEngine:
     build = check_vllm()
     target = resolve_model(config.model)
     drafter = resolve_drafter(config.drafter, target)
-    set_process_environment(config, on_cpu=build.device == "cpu")
+    on_cpu = build.device == "cpu"
+    arguments = engine_arguments(config, target, drafter, on_cpu=on_cpu)
+    set_process_environment(config, on_cpu=on_cpu)
+    log_start = log_size(config.log_file)
     with output_to_file(config.log_file, verbose=config.verbose):
-        llm = _create(config, target, drafter)
+        llm = _create(config, arguments, log_start)
     if not config.verbose:
         # vLLM sets its handlers up again while it starts.
         send_logger_to_file("vllm", config.log_file)
-    engine = VLLMEngine(llm, config, target, drafter)
-    await engine.load_facts()
+    try:
+        engine = VLLMEngine(llm, config, target, drafter, log_start)
+        await engine.load_facts()
+    except BaseException:
+        # The engine's processes ignore Ctrl-C: nobody else would stop them.
+        llm.shutdown()
+        raise
     return engine
 
 
-def _create(config: EngineConfig, target: ModelRef, drafter: DrafterRef | None) -> Any:
+def _create(config: EngineConfig, arguments: dict[str, Any], log_start: int) -> Any:
     from vllm import AsyncEngineArgs
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    arguments = engine_arguments(config, target, drafter)
+    if unknown := sorted(set(arguments) - {f.name for f in fields(AsyncEngineArgs)}):
+        raise UsageError(f"vLLM has no engine argument {unknown[0]!r} (given with --engine-arg)")
     try:
         engine_args = AsyncEngineArgs(**arguments)
-    except TypeError as error:
-        name = str(error).rpartition("argument ")[2].strip("'\"")
-        raise UsageError(f"vLLM has no engine argument {name} (given with --engine-arg)") from error
-    try:
         vllm_config = engine_args.create_engine_config(UsageContext.ENGINE_CONTEXT)
-    except (ValueError, TypeError, OSError) as error:
+    except Exception as error:
         raise UsageError(f"vLLM refuses this engine: {first_reason(error)}") from error
     try:
         return AsyncLLM.from_vllm_config(vllm_config, disable_log_stats=True)
     except Exception as error:
-        cause = last_error_line(config.log_file) or first_reason(error)
-        raise EngineFailure(f"vLLM did not start: {cause} (log: {config.log_file})") from error
+        cause = last_error_line(config.log_file, start=log_start) or first_reason(error)
+        raise EngineFailure(f"vLLM did not start: {cause} ({log_hint(config)})") from error
 
 
 def first_reason(error: Exception) -> str:
     """The sentence of an error that says why; pydantic wraps it into several lines."""
+    details = getattr(error, "errors", None)
+    if callable(details) and (found := details()):
+        where = ".".join(str(part) for part in found[0].get("loc", ()))
+        message = str(found[0].get("msg", error)).removeprefix("Value error, ")
+        return f"{where}: {message}" if where else message
     text = str(error).strip() or type(error).__name__
-    wrapped = re.search(r"Value error, (.+?)(?: \[type=|$)", text, flags=re.DOTALL)
-    return (wrapped.group(1) if wrapped else text).splitlines()[0]
-
-
-def set_process_environment(config: EngineConfig, *, on_cpu: bool) -> None:
-    """Environment that vLLM reads when it is imported or starts its processes."""
-    os.environ["VLLM_NO_USAGE_STATS"] = "1"
-    os.environ["DO_NOT_TRACK"] = "1"
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO" if config.verbose else "WARNING")
-    os.environ["SPECBENCH_ENGINE_OWN_GROUP"] = "1"
-    if on_cpu and (binding := bind_ranks(config.tensor_parallel_size)):
-        os.environ[BINDING_VARIABLE] = binding
-    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0" if config.plain == "v1" else "1"
-
-
-def engine_arguments(
-    config: EngineConfig, target: ModelRef, drafter: DrafterRef | None
-) -> dict[str, Any]:
-    """Keyword arguments of AsyncEngineArgs; the user's ``--engine-arg`` win over all others."""
-    from vllm.platforms import current_platform
-
-    arguments: dict[str, Any] = {
-        "model": target.path_or_id,
-        "dtype": config.dtype,
-        "max_model_len": config.max_model_len
-        or (DEFAULT_MAX_MODEL_LEN if target.is_default else None),
-        "max_num_seqs": config.max_num_seqs,
-        "tensor_parallel_size": config.tensor_parallel_size,
-        "data_parallel_size": config.data_parallel_size,
-        "distributed_executor_backend": config.distributed_executor_backend,
-        "trust_remote_code": config.trust_remote_code,
-        "disable_log_stats": True,
-    }
-    if current_platform.is_cpu():
-        # Compilation costs a minute at start and brought nothing on the CPU build.
-        arguments["enforce_eager"] = True
-        if "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
-            arguments["kv_cache_memory_bytes"] = DEFAULT_CPU_KV_CACHE_BYTES
-    if not config.plain:
-        on_cpu = current_platform.is_cpu()
-        arguments["worker_cls"] = CPU_WORKER if on_cpu else GPU_WORKER
-        arguments["additional_config"] = {"specbench": dict(config.plugin_settings)}
-        arguments["speculative_config"] = speculative_config(config, drafter, on_cpu=on_cpu)
-    return {**arguments, **config.engine_args}
-
-
-def speculative_config(
-    config: EngineConfig, drafter: DrafterRef | None, *, on_cpu: bool
-) -> dict[str, Any]:
-    """vLLM's speculative configuration: the model drafter, or n-gram lookup without one."""
-    if drafter is None:
-        return {
-            "method": "ngram_gpu",
-            "num_speculative_tokens": config.num_speculative_tokens or DEFAULT_NGRAM_TOKENS,
-            # vLLM insists on values; the plugin's own lookup uses PluginSettings.
-            "prompt_lookup_min": 2,
-            "prompt_lookup_max": 4,
-        }
-    speculative: dict[str, Any] = {
-        "method": "dspark",
-        "model": drafter.path_or_id,
-        "draft_sample_method": config.draft_sample_method,
-    }
-    if not on_cpu:
-        # vLLM then captures graphs for ragged verification itself. The CPU build has none
-        # and refuses the flag; the policy runner sets the rest up there.
-        speculative["enable_adaptive_verification"] = True
-    if config.num_speculative_tokens is not None:
-        speculative["num_speculative_tokens"] = config.num_speculative_tokens
-    return speculative
+    return text.splitlines()[0]

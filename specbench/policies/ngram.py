@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from specbench.policies.base import POLICIES, Drafter, Policy, StepCosts, VerifyBatch
 
 
@@ -13,5 +15,11 @@ class Ngram(Policy):
     drafter = Drafter.NGRAM
 
     def verify_budget(self, batch: VerifyBatch, costs: StepCosts | None) -> int:
-        """All that was matched, as far as the engine can take it."""
-        return min(int(batch.capacity.sum()), batch.max_budget)
+        """All that was matched (survival above 0), as far as the engine can take it.
+
+        Capacity alone would not do: an engine that schedules asynchronously reserves a
+        full block for every request, matched or not.
+        """
+        steps = torch.arange(batch.survival.shape[1])
+        matched = (batch.survival > 0) & (steps[None] < batch.capacity[:, None])
+        return min(int(matched.sum()), batch.max_budget)

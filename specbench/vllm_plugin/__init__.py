@@ -1,7 +1,7 @@
 """Everything that runs inside vLLM. :func:`register` is the ``vllm.general_plugins`` entry point.
 
 vLLM calls it in the front end, in the engine process and in every worker. It imports
-nothing heavy and changes nothing on a machine with a GPU.
+nothing heavy and leaves vLLM's behaviour on a GPU as it is.
 """
 
 from __future__ import annotations

@@ -24,7 +24,9 @@ class PolicyCPURunner(PolicyRunner, cpu_runner_module.CPUModelRunner):  # type: 
         """Load, and note which layers' outputs the drafter reads."""
         super().load_model(*args, **kwargs)
         if self.use_aux_hidden_state_outputs:
-            self._drafter_layers = tuple(self.model.model.aux_hidden_state_layers)
+            # Wrappers (multimodal ones) keep the decoder elsewhere; their layers stay on.
+            decoder = getattr(self.model, "model", None)
+            self._drafter_layers = tuple(getattr(decoder, "aux_hidden_state_layers", ()))
 
     def set_policy(self, spec: str) -> None:
         """Switch; the target hands out intermediate layers only to a policy that drafts."""

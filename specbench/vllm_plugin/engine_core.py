@@ -11,9 +11,11 @@ def expect_drafts(engine_core: Any, expected: bool) -> None:
     """With synchronous scheduling the loop fetches drafts from the worker after each step.
 
     Under a policy that never drafts this is a round trip for nothing (about 1% of a step
-    of the embedded model), so it is switched off. No request may be running.
+    of the embedded model), so it is switched off. No request may be running. Asynchronous
+    scheduling uses the flag for structured outputs instead and is left alone.
     """
-    engine_core.check_for_draft_tokens = expected
+    if not engine_core.async_scheduling:
+        engine_core.check_for_draft_tokens = expected
 
 
 def add_engine_calls() -> None:

@@ -26,8 +26,11 @@ class PolicyGPURunner(PolicyRunner, gpu_runner_module.GPUModelRunner):  # type: 
     def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
         """vLLM's, with the policy's manager created where vLLM creates its own."""
 
+        stock_create = gpu_runner_module.maybe_create_adaptive_verification_manager
+
         def create(**arguments: Any) -> PolicyVerification | None:
-            if not arguments["enable_adaptive_verification"]:
+            # vLLM's own factory first: it refuses attention backends that cannot do this.
+            if stock_create(**arguments) is None:
                 return None
             return self.make_verification(
                 arguments["req_states"],

@@ -106,7 +106,7 @@ class PolicyRunner:
         super().load_model(*args, **kwargs)  # type: ignore[misc]
         if lend_flag:
             self.speculator.enable_adaptive_verification = False
-        if self.rejection_sampler is not None:
+        if self.rejection_sampler is not None and self.speculator is not None:
             self.rejection_sampler.enable_adaptive_verification = True
 
     def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
@@ -139,11 +139,14 @@ class PolicyRunner:
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         """Target pass of one step, logged unless it is a dummy run or has no work."""
         if kwargs.get("dummy_run") or not scheduler_output.num_scheduled_tokens:
+            # A step without work reports finished requests: what follows is idle time.
+            self.step_log.pause()
             return super().execute_model(scheduler_output, *args, **kwargs)  # type: ignore[misc]
         scheduled = scheduler_output.num_scheduled_tokens
         finished = set(scheduler_output.finished_req_ids)
         step = self.step_log.begin(list(scheduled), finished, 0, 0.0)
         output = super().execute_model(scheduler_output, *args, **kwargs)  # type: ignore[misc]
+        # Building the inputs is part of it: it grows with the tokens that are verified.
         step.verify_marks.append((step.start, self.step_log.clock.mark()))
         state = self.execute_model_state
         if state is not None:

@@ -30,10 +30,15 @@ class PluginSettings:
     def from_vllm_config(cls, vllm_config: Any) -> PluginSettings:
         """Read them from a VllmConfig; raises UsageError on an unknown key or bad value."""
         given = (vllm_config.additional_config or {}).get("specbench", {})
+        if not isinstance(given, dict):
+            raise UsageError("additional_config['specbench'] must be an object of settings")
         known = {f.name for f in fields(cls)}
         if unknown := sorted(set(given) - known):
             raise UsageError(f"unknown specbench setting {unknown[0]!r} (known: {sorted(known)})")
         settings = cls(**given)
+        numbers = (settings.budget_staleness, settings.ngram_min, settings.ngram_max)
+        if not all(type(number) is int for number in numbers):
+            raise UsageError("budget_staleness, ngram_min and ngram_max must be whole numbers")
         if settings.budget_staleness not in (0, 1):
             raise UsageError("budget_staleness must be 0 or 1")
         if not 1 <= settings.ngram_min <= settings.ngram_max:

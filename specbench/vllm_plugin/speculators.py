@@ -96,6 +96,11 @@ class PolicyDSparkSpeculator(PolicyDrafting, DSparkSpeculator):  # type: ignore[
             lambda: self._propose_by_policy(input_batch, num_sampled, args, kwargs)
         )
 
+    def observe_verification(self, *args: Any) -> None:
+        """Feed vLLM's acceptance estimator, but only with verdicts on the model's own drafts."""
+        if self.policy.drafter is Drafter.MODEL:
+            super().observe_verification(*args)
+
     def _propose_by_policy(
         self, input_batch: Any, num_sampled: torch.Tensor, args: Any, kwargs: Any
     ) -> torch.Tensor:

@@ -60,6 +60,10 @@ class StepLog:
         self._steps.append(step)
         return step
 
+    def pause(self) -> None:
+        """No request is left: the next step does not close the last one."""
+        self.current = None
+
     def take(self, *, include_open: bool) -> list[dict[str, Any]]:
         """Steps since the last call, oldest first, as keyword arguments of StepRecord.
 

@@ -61,6 +61,22 @@ def test_aborted_request_frees_the_engine(loop, engine):
     assert loop.run(complete(engine, "after-abort", [400, 500], GREEDY, 4))
 
 
+def test_waiting_between_requests_is_not_step_time(loop, engine):
+    async def two_with_a_pause():
+        await engine.set_policy("ar")
+        await engine.take_steps()
+        await complete(engine, "first", [400, 500], GREEDY, 8)
+        await asyncio.sleep(2.0)
+        await complete(engine, "second", [400, 500], GREEDY, 8)
+        return await engine.take_steps()
+
+    steps = loop.run(two_with_a_pause())
+    durations = [step.step_ms for step in steps if step.step_ms is not None]
+    # 16 tokens: two steps end in a pause, the others follow each other at once.
+    assert len(steps) - len(durations) == 2
+    assert sum(durations) < 2000
+
+
 def test_killed_worker_is_an_engine_failure(loop, engine):
     """Last in the module: the engine is gone afterwards."""
 
@@ -79,3 +95,10 @@ def test_killed_worker_is_an_engine_failure(loop, engine):
 async def _drain(stream):
     async for _ in stream:
         pass
+
+
+def test_a_dead_engine_answers_no_call(loop, engine):
+    """After the kill above: every call fails in time instead of waiting for ever."""
+    for call in (engine.set_policy("ar"), engine.take_steps()):
+        with pytest.raises(EngineFailure, match="engine died"):
+            loop.run(asyncio.wait_for(call, 30))

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.engine
 
 POLICIES = ("ngram", "dspark", "dspark:0", "dspark:2", "dspark:7")
 GREEDY = SamplingSpec(temperature=0.0)
-NUM_TOKENS = 24
+NUM_TOKENS = 20
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def engine(launch, loop):
 
 @pytest.fixture(scope="module")
 def prompts(plain):
-    items = load_workload("mixed", 8, 0)
+    items = load_workload("mixed", 6, 0)
     return [
         plain.encode_chat([*item.history, Message("user", item.turns[-1])])[:900] for item in items
     ]
@@ -114,3 +114,31 @@ def test_real_prompts_equal_plain_decoding(loop, engine, plain):
         loop.run(engine.set_policy(policy))
         outputs = loop.run(complete_all(engine, f"real-{policy}", prompts, GREEDY, 48), 1200)
         assert outputs == expected, policy
+
+
+@pytest.fixture(scope="module")
+def cramped(launch, loop):
+    """Prefills in chunks of 64, 12 KV blocks for 8 requests, budgets one step stale."""
+    engine = launch(
+        dtype="float32",
+        max_model_len=512,
+        engine_args={
+            "max_num_batched_tokens": 256,
+            "num_gpu_blocks_override": 12,
+            "enable_prefix_caching": False,
+            "long_prefill_token_threshold": 64,
+        },
+        plugin_settings={"budget_staleness": 1},
+    )
+    loop.run(engine.set_costs(steep_costs()))
+    return engine
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["ar", *POLICIES])
+def test_chunked_prefill_preemption_and_stale_budgets(loop, plain, cramped, prompts, policy):
+    short = [prompt[:200] for prompt in prompts]
+    expected = loop.run(complete_all(plain, f"cramped-plain-{policy}", short, GREEDY, 100))
+    loop.run(cramped.set_policy(policy))
+    outputs = loop.run(complete_all(cramped, f"cramped-{policy}", short, GREEDY, 100))
+    assert outputs == expected

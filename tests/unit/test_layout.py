@@ -17,7 +17,7 @@ PUBLIC_VLLM_MODULES = {
     "vllm",
     "vllm.exceptions",
     "vllm.inputs",
-    "vllm.platforms",
+    "vllm.usage.usage_lib",
     "vllm.sampling_params",
     "vllm.v1.engine.async_llm",
     "vllm.v1.engine.exceptions",

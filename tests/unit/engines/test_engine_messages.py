@@ -7,8 +7,9 @@ import subprocess
 import sys
 
 import pytest
+from pydantic import BaseModel, field_validator
 
-from specbench.engines.engine_log import last_error_line, output_to_file
+from specbench.engines.engine_log import last_error_line, log_size, output_to_file
 from specbench.engines.vllm import first_reason
 from specbench.errors import EnvironmentProblem
 
@@ -38,9 +39,36 @@ def test_a_quiet_or_missing_log_names_nothing(tmp_path):
     assert last_error_line(tmp_path / "missing.log") is None
 
 
-def test_reason_inside_a_validation_error():
-    text = "1 validation error for X\n  Value error, 9 heads, 2 ranks. [type=value_error]\n    For"
-    assert first_reason(ValueError(text)) == "9 heads, 2 ranks."
+class Model(BaseModel):
+    size: int
+
+    @field_validator("size")
+    @classmethod
+    def divides(cls, size: int) -> int:
+        if size % 2:
+            raise ValueError("9 heads, 2 ranks.")
+        return size
+
+
+@pytest.mark.parametrize(("size", "reason"), [(9, "size: 9 heads"), ("x", "size: Input should be")])
+def test_reason_inside_a_validation_error(size, reason):
+    with pytest.raises(ValueError, match="validation error") as caught:
+        Model(size=size)
+    assert first_reason(caught.value).startswith(reason)
+
+
+def test_only_this_runs_part_of_the_log_counts(tmp_path):
+    log = tmp_path / "engine.log"
+    log.write_text("ValueError: of the last run\n")
+    start = log_size(log)
+    assert last_error_line(log, start=start) is None
+    with log.open("a") as file:
+        file.write("KeyError: of this run\n")
+    assert last_error_line(log, start=start) == "KeyError: of this run"
+    assert log_size(tmp_path / "missing") == 0
+
+
+def test_reason_of_other_errors():
     assert first_reason(ValueError("plain\nmore")) == "plain"
     assert first_reason(ValueError()) == "ValueError"
 

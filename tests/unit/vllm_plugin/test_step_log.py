@@ -41,6 +41,14 @@ def test_idle_time_is_nobodys_duration():
     assert log.take(include_open=True)[0]["step_ms"] is None
 
 
+def test_a_pause_ends_the_last_step_without_a_duration():
+    log = StepLog(ScriptedClock([10, 500]))
+    finish(log.begin(["a"], set(), 0, 0.0), [1], [0])
+    log.pause()
+    finish(log.begin(["b"], set(), 0, 0.0), [1], [0])
+    assert [step["step_ms"] for step in log.take(include_open=True)] == [None, None]
+
+
 def test_an_open_step_stays_for_the_next_call():
     log = StepLog(ScriptedClock([0, 7]))
     finish(log.begin(["a"], set(), 0, 0.0), [1], [0])
