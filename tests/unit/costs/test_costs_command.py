@@ -172,7 +172,7 @@ def test_profile_hands_over_its_options_and_keeps_the_table(
     output = invoke("profile", *engine, *contexts, "--engine-arg", "block_size=16")
     assert profiler.contexts == (256, 1024)
     config = profiler.config
-    assert (config.model, config.drafter, config.max_num_seqs) == ("m", "d", 8)
+    assert (config.model, config.drafter, config.max_num_seqs) == ("m", "d", 16)
     assert (config.dtype, config.engine_args) == ("float32", {"block_size": 16})
     assert costs.find_table(table.fingerprint) == table
     assert "context 256 tokens" in output
