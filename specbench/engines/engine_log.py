@@ -87,6 +87,8 @@ def last_error_line(log_file: Path, *, start: int = 0) -> str | None:
     except OSError:
         return None
     causes = [found.group(1) for line in lines if (found := _CAUSE.search(line))]
+    # The front end's word for "the engine died", which the message says already.
+    causes = [cause for cause in causes if "EngineDeadError" not in cause]
     first_hand = [cause for cause in causes if not any(text in cause for text in _SECOND_HAND)]
     chosen = (first_hand or causes)[-1:]
     return chosen[0].strip()[:300] if chosen else None
