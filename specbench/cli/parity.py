@@ -105,6 +105,12 @@ def _print(report: ParityReport) -> None:
         )
     console = Console()
     console.print(table)
+    if any(cell.equal_tokens is False for cell in report.cells):
+        console.print(
+            "Tokens differ: in bfloat16 the last bits depend on which requests share a batch, "
+            "and arrivals vary; --dtype float32 compares them exactly.",
+            highlight=False,
+        )
     for share in report.twins:
         top = ", ".join(f"{name} {ms:.2f} ms" for name, ms in share.top)
         console.print(
