@@ -40,6 +40,14 @@ COMMANDS = {
     "costs": LazyCommand(
         "specbench.cli.costs:app", "Profile, show, import and export step-cost tables."
     ),
+    "drafter": LazyCommand(
+        "specbench.cli.drafter:app",
+        "Train a DSpark drafter for a target: generate, features, train, evaluate, export.",
+    ),
+    "calibrate": LazyCommand(
+        "specbench.cli.calibrate:calibrate",
+        "Fit how likely n-gram copies and the drafter's tokens are accepted.",
+    ),
     "parity": LazyCommand(
         "specbench.cli.parity:parity",
         "Compare step times and outputs with vLLM as it comes, without the plugin.",

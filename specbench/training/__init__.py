@@ -1,0 +1,1 @@
+"""Training a DSpark drafter for a target: data, features, training, evaluation, export."""
