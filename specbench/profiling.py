@@ -60,6 +60,7 @@ def cost_fingerprint(facts: dict[str, Any]) -> dict[str, str]:
         "vllm_version",
         "block_size",
         "num_speculative_tokens",
+        "draft_block_tokens",
         "max_num_seqs",
         "tensor_parallel_size",
         "draft_sample_method",
@@ -172,11 +173,11 @@ async def _measure_batch(
     steps: list[StepRecord] = []
     try:
         await _wait_all(started, tasks)
-        lengths = [v for v in VERIFY_LENGTHS if v <= facts["num_speculative_tokens"]]
+        lengths = [v for v in VERIFY_LENGTHS if v <= facts["draft_block_tokens"]]
         # Plain decoding comes last: it leaves the drafter without context for these tokens.
         for policy, length in [*((f"dspark:{v}", v) for v in lengths), ("ar", 0)]:
             await engine.set_policy(policy, while_running=True)
-            drafted = 0 if policy == "ar" else num_requests * facts["num_speculative_tokens"]
+            drafted = 0 if policy == "ar" else num_requests * facts["draft_block_tokens"]
             steps += await _collect(engine, num_requests, num_requests * length, drafted)
     finally:
         for task in tasks:

@@ -24,6 +24,13 @@ class EngineProfiled:
 
 
 @dataclass(frozen=True)
+class Notice:
+    """Something the user should know about how the run is set up; nothing failed."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class RoundStarted:
     """A policy begins its share of a round."""
 
@@ -47,7 +54,7 @@ class RoundDone:
     record: RoundRecord
 
 
-Event: TypeAlias = EngineStarting | EngineProfiled | RoundStarted | RequestDone | RoundDone
+Event: TypeAlias = EngineStarting | EngineProfiled | Notice | RoundStarted | RequestDone | RoundDone
 OnEvent: TypeAlias = Callable[[Event], None]
 
 

@@ -8,9 +8,9 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specbench.cli.engine_start import CalibrationSource, CostSource, EngineNeeds, start_engine
 from specbench.cli.interrupt import InterruptGuard
 from specbench.cli.options import BenchmarkOptions
 from specbench.errors import Interrupted, SpecbenchError, UsageError
@@ -19,21 +19,11 @@ from specbench.records import Conversation, RunSpec, SamplingSpec
 if TYPE_CHECKING:
     from specbench.bench.events import OnEvent
     from specbench.bench.session import Outcome
-    from specbench.costs import CostTable
-    from specbench.engines.base import Engine
     from specbench.engines.config import EngineConfig
     from specbench.results.document import ResultDocument
 
 # Name recorded for a model or drafter that was not chosen, until the engine names it.
 DEFAULT_NAME = "default"
-
-
-@dataclass(frozen=True)
-class CostSource:
-    """Where step costs come from: the user's table, or (None) this engine's own."""
-
-    table: CostTable | None = None
-    path: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -43,32 +33,7 @@ class Benchmark:
     spec: RunSpec
     conversations: tuple[Conversation, ...]
     engine_config: EngineConfig
-    costs: CostSource | None
-
-
-async def start_engine(
-    config: EngineConfig, *, costs: CostSource | None, on_event: OnEvent
-) -> Engine:
-    """Start vLLM, with its step costs where a policy sizes its work by them.
-
-    Imported late because vLLM takes seconds to import.
-    """
-    from specbench.bench.events import EngineProfiled
-    from specbench.engines.vllm import start_engine as start_vllm
-
-    engine = await start_vllm(config)
-    if costs is not None:
-        from specbench.profiling import ensure_costs, install_costs
-
-        try:
-            if costs.table is not None:
-                await install_costs(engine, costs.table, str(costs.path))
-            else:
-                await ensure_costs(engine, progress=lambda *a: on_event(EngineProfiled(*a)))
-        except BaseException:
-            await engine.close()
-            raise
-    return engine
+    needs: EngineNeeds
 
 
 def execute(policies: Sequence[str], options: BenchmarkOptions) -> None:
@@ -117,9 +82,7 @@ def prepare(policies: Sequence[str], options: BenchmarkOptions) -> Benchmark:
         check_output_path(options.output)
     if options.records is not None:
         check_records_directory(options.records)
-    needs_costs = _check_policies(policies, options)
-    # A table that was named is read even if no policy weighs costs: it may be unusable.
-    costs = _cost_source(options) if needs_costs or options.costs is not None else None
+    needs = _check_policies(policies, options)
     conversations = load_workload(options.workload, options.num_prompts, options.seed)
     if options.max_tokens is not None:
         conversations = limit_outputs(conversations, options.max_tokens)
@@ -132,7 +95,7 @@ def prepare(policies: Sequence[str], options: BenchmarkOptions) -> Benchmark:
         seed=spec.seed,
     )
     config = _engine_config(options, engine_args)
-    return Benchmark(spec, tuple(conversations), config, costs)
+    return Benchmark(spec, tuple(conversations), config, needs)
 
 
 def _run_spec(
@@ -214,20 +177,26 @@ def _sampling(options: BenchmarkOptions) -> SamplingSpec:
     return replace(sampling, max_tokens=options.max_tokens)
 
 
-def _check_policies(policies: Sequence[str], options: BenchmarkOptions) -> bool:
-    """Whether any of the policies needs step costs; raises UsageError."""
+def _check_policies(policies: Sequence[str], options: BenchmarkOptions) -> EngineNeeds:
+    """What the policies need; raises UsageError where the options rule one out."""
     from specbench.engines.model_cache import NO_DRAFTER
-    from specbench.policies import Drafter, make_policy
+    from specbench.policies import make_policy
 
     without_drafter = options.drafter == NO_DRAFTER or (options.model and not options.drafter)
     made = {name: make_policy(name) for name in policies}
     for name, policy in made.items():
-        if policy.drafter is Drafter.MODEL and without_drafter:
+        if policy.drafter.uses_model and without_drafter:
             raise UsageError(
                 f"policy {name!r} drafts with a model, but there is no drafter: give one with "
                 "--drafter (only the default model has a default one)"
             )
-    return any(policy.needs_costs for policy in made.values())
+    weighs_costs = any(policy.needs_costs for policy in made.values())
+    calibrated = [name for name, policy in made.items() if policy.needs_calibration]
+    return EngineNeeds(
+        # A table that was named is read even if no policy weighs costs: it may be unusable.
+        costs=_cost_source(options) if weighs_costs or options.costs is not None else None,
+        calibration=CalibrationSource(calibrated[0], options.calibration) if calibrated else None,
+    )
 
 
 def _measure(benchmark: Benchmark, on_event: OnEvent) -> Outcome:
@@ -239,9 +208,7 @@ def _measure(benchmark: Benchmark, on_event: OnEvent) -> Outcome:
             stop = asyncio.Event()
             guard.attach(stop)
             return await run_session(
-                lambda: start_engine(
-                    benchmark.engine_config, costs=benchmark.costs, on_event=on_event
-                ),
+                lambda: start_engine(benchmark.engine_config, benchmark.needs, on_event),
                 benchmark.spec,
                 benchmark.conversations,
                 on_event=on_event,

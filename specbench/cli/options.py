@@ -164,7 +164,7 @@ class BenchmarkOptions:
         int | None,
         typer.Option(
             min=1,
-            help="Draft slots of a request. Default: the drafter's block.",
+            help="Draft slots of a request. Default: 16, or the drafter's block if longer.",
             rich_help_panel=ENGINE,
         ),
     ] = None
@@ -180,6 +180,14 @@ class BenchmarkOptions:
         Path | None,
         typer.Option(
             help="Step-cost table to use. Default: measured on this engine once, then cached.",
+            rich_help_panel=ENGINE,
+        ),
+    ] = None
+    calibration: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of a calibration for policies that price n-gram chains. Default: what "
+            "'specbench calibrate' made for this model, or the embedded model's own.",
             rich_help_panel=ENGINE,
         ),
     ] = None

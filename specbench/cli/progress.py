@@ -15,6 +15,7 @@ from specbench.bench.events import (
     EngineProfiled,
     EngineStarting,
     Event,
+    Notice,
     OnEvent,
     RequestDone,
     RoundDone,
@@ -75,6 +76,8 @@ class LineProgress:
         elif isinstance(event, EngineProfiled):
             if event.done == 0:
                 self._print("measuring step costs (once for this engine)")
+        elif isinstance(event, Notice):
+            self._print(f"note: {event.text}")
         elif isinstance(event, RoundDone):
             record = event.record
             rate = output_throughput(record)
@@ -110,6 +113,8 @@ class BarProgress:
                 completed=event.done,
                 total=event.total,
             )
+        elif isinstance(event, Notice):
+            self._progress.console.print(f"note: {event.text}", markup=False, highlight=False)
         elif isinstance(event, RoundStarted):
             place = place_of(self._spec, event.policy, event.round_index, event.warmup)
             self._num_tokens, self._first_sent_s = 0, float("inf")

@@ -51,7 +51,8 @@ class EngineConfig:
         engine_args: further arguments, passed on as they are.
         log_file: receives the engine's own log.
         verbose: show that log on the terminal instead.
-        num_speculative_tokens: draft slots of a request; None takes the drafter's block.
+        num_speculative_tokens: draft slots of a request; None takes 16, or the model drafter's
+            block if that is longer. The model always drafts its own block.
         draft_sample_method: "greedy" (every draft token is its drafter's best) or
             "probabilistic" (drafts are sampled at the request's temperature).
         plain: "v1" or "v2" starts vLLM with that model runner and without speculation;

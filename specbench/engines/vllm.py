@@ -84,6 +84,15 @@ class VLLMEngine:
         """Install a step-cost table, as the object its JSON file holds, in every worker."""
         await self._checked_rpc("specbench_set_costs", table)
 
+    async def set_calibration(self, payload: dict[str, Any], source: str = "given") -> None:
+        """Install a calibration, given as specbench.estimators.engine_payload writes it.
+
+        Args:
+            source: where it comes from, for the engine's account of itself.
+        """
+        await self._checked_rpc("specbench_set_calibration", payload)
+        self._facts["calibration"] = source
+
     async def take_steps(self, *, include_open: bool = True) -> list[StepRecord]:
         """Steps recorded since the last call, oldest first; rank 0 of every engine copy.
 
@@ -178,6 +187,16 @@ class VLLMEngine:
             "engine_args": dict(self._config.engine_args),
             **{key: value for key, value in self._facts.items() if key != "pid"},
         }
+
+    @property
+    def target(self) -> ModelRef:
+        """The served model."""
+        return self._target
+
+    @property
+    def drafter(self) -> DrafterRef | None:
+        """The model drafter; None without one."""
+        return self._drafter
 
     @property
     def worker_pid(self) -> int | None:

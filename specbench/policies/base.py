@@ -14,16 +14,28 @@ from typing import ClassVar
 import torch
 
 from specbench.errors import UsageError
+from specbench.policies.chain_choice import ChainChoice
 from specbench.policies.price import allocate_by_survival
 from specbench.registry import Registry
 
 
 class Drafter(Enum):
-    """Which drafter a policy runs."""
+    """Which drafter a policy runs; with both, the policy chooses between their chains."""
 
     NONE = "none"
     NGRAM = "ngram"
     MODEL = "model"
+    BOTH = "both"
+
+    @property
+    def uses_model(self) -> bool:
+        """Whether the model drafter runs."""
+        return self in (Drafter.MODEL, Drafter.BOTH)
+
+    @property
+    def uses_ngram(self) -> bool:
+        """Whether the n-gram lookup runs."""
+        return self in (Drafter.NGRAM, Drafter.BOTH)
 
 
 @dataclass(frozen=True)
@@ -61,16 +73,48 @@ class VerifyBatch:
     max_budget: int
 
 
+@dataclass(frozen=True)
+class DraftBatch:
+    """What is known once both drafters have proposed, at the end of a step.
+
+    Tensors are on the engine's device; the counts are what the host knows about the next
+    step without waiting for this one.
+
+    Attributes:
+        model_survival: [num_reqs, num_model_steps] float, non-increasing along a row, 0
+            where the model drafted nothing.
+        ngram_survival: [num_reqs, num_ngram_steps] float of the same dtype, calibrated;
+            0 beyond the tokens that were found.
+        num_sampling: requests that will emit a bonus token; an int or a 0-dim tensor.
+        num_base_tokens: tokens of the next target pass that are not drafts, as far as
+            known (one per request; prompts that will join are not).
+        num_drafted: tokens the model drafts in a step at this batch size.
+        max_budget: largest number of draft tokens the engine can verify in one step.
+    """
+
+    model_survival: torch.Tensor
+    ngram_survival: torch.Tensor
+    num_sampling: int | torch.Tensor
+    num_base_tokens: int
+    num_drafted: int
+    max_budget: int
+
+
 class Policy(ABC):
     """Decides what is drafted and what is verified, every step.
 
     Subclasses set ``name`` and ``drafter`` and implement :meth:`verify_budget`; those that
-    weigh costs set ``needs_costs``, and the engine then brings a cost table.
+    weigh costs set ``needs_costs``, and the engine then brings a cost table. Those with
+    ``Drafter.BOTH`` also implement :meth:`choose_chains`.
     """
 
     name: ClassVar[str]
     drafter: ClassVar[Drafter]
     needs_costs: bool = False
+    # Whether n-gram chains are priced by a calibration, which the engine then brings.
+    needs_calibration: bool = False
+    # Longest n-gram chain to look up; None takes every slot the engine has.
+    max_ngram_tokens: int | None = None
 
     @abstractmethod
     def verify_budget(self, batch: VerifyBatch, costs: StepCosts | None) -> int:
@@ -85,6 +129,14 @@ class Policy(ABC):
         request because survival does not increase along one.
         """
         return allocate_by_survival(survival, capacity, budget)
+
+    def choose_chains(self, batch: DraftBatch, costs: StepCosts | None) -> ChainChoice:
+        """Choose one chain per request; only asked of policies that run both drafters.
+
+        Runs on the device between two steps, without host reads. ``costs`` lies on the
+        device of the batch. The chosen survivals come back as ``VerifyBatch.survival``.
+        """
+        raise NotImplementedError(f"policy {self.name!r} has no two chains to choose between")
 
     @classmethod
     def from_argument(cls, argument: str | None) -> Policy:

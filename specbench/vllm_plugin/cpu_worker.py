@@ -9,7 +9,6 @@ import vllm.v1.worker.cpu.model_runner as cpu_runner_module
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from specbench.environment import check_vllm
-from specbench.policies import Drafter
 from specbench.vllm_plugin.patching import replaced
 from specbench.vllm_plugin.runner import PolicyRunner
 from specbench.vllm_plugin.worker_calls import PolicyWorkerCalls
@@ -32,7 +31,7 @@ class PolicyCPURunner(PolicyRunner, cpu_runner_module.CPUModelRunner):  # type: 
         """Switch; the target hands out intermediate layers only to a policy that drafts."""
         super().set_policy(spec)
         if self._drafter_layers:
-            needed = self.policy.drafter is Drafter.MODEL
+            needed = self.policy.drafter.uses_model
             self.use_aux_hidden_state_outputs = needed
             self.model.set_aux_hidden_state_layers(self._drafter_layers if needed else ())
 

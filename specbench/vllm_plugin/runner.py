@@ -11,6 +11,7 @@ from vllm.v1.worker.gpu.spec_decode.rejection_sampler import get_max_chunk_logit
 
 from specbench.costs import CostTable
 from specbench.errors import UsageError
+from specbench.estimators.engine_payload import EngineCalibration
 from specbench.policies import Drafter, Policy, make_policy
 from specbench.vllm_plugin.clock import DeviceClock
 from specbench.vllm_plugin.patching import replaced
@@ -55,15 +56,15 @@ class PolicyRunner:
         if method == "dspark":
             speculator: Any = PolicyDSparkSpeculator(vllm_config, device)
         elif method in ("ngram", "ngram_gpu"):
-            speculator = PolicyNgramSpeculator(vllm_config, device, req_states)
+            speculator = PolicyNgramSpeculator(vllm_config, device)
         else:
             raise UsageError(f"specbench policies run on dspark or ngram drafters, not {method!r}")
         speculator.setup_policy(
             self.policy,
             self.step_log,
             req_states,
-            self.settings.ngram_min,
-            self.settings.ngram_max,
+            self.settings,
+            vllm_config.speculative_config.num_speculative_tokens,
         )
         return speculator
 
@@ -78,13 +79,23 @@ class PolicyRunner:
             raise UsageError(
                 f"policy {spec!r} drafts, but the engine was started without a drafter"
             )
-        if policy.drafter is Drafter.MODEL and isinstance(self.speculator, PolicyNgramSpeculator):
+        if policy.drafter.uses_model and isinstance(self.speculator, PolicyNgramSpeculator):
             raise UsageError(f"policy {spec!r} needs a model drafter; give one with --drafter")
+        if policy.needs_calibration and self.speculator.ngram.calibration is None:
+            raise UsageError(
+                f"policy {spec!r} needs a calibration of n-gram acceptance; "
+                "run 'specbench calibrate'"
+            )
         self.policy = policy
         if self.speculator is not None:
             self.speculator.policy = policy
         if self.adaptive_verification is not None:
             self.adaptive_verification.policy = policy
+
+    def set_calibration(self, calibration: EngineCalibration) -> None:
+        """Use these survivals for policies that price n-gram chains."""
+        if self.speculator is not None:
+            self.speculator.set_calibration(calibration)
 
     def set_costs(self, table: CostTable) -> None:
         """Use this cost table for policies that size a budget."""
@@ -126,15 +137,19 @@ class PolicyRunner:
     ) -> PolicyVerification:
         """The manager that asks this runner's policy."""
         asynchronous = bool(self.vllm_config.scheduler_config.async_scheduling)
-        return PolicyVerification(
+        manager = PolicyVerification(
             req_states,
             query_start_loc,
             num_bonus,
             max_total_logits=max_logits,
             policy=self.policy,
             step_log=self.step_log,
+            drafting=self.speculator,
             staleness=1 if asynchronous else self.settings.budget_staleness,
         )
+        self.speculator.costs_at = manager.device_costs
+        self.speculator.max_budget = manager.max_budget
+        return manager
 
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         """Target pass of one step, logged unless it is a dummy run or has no work."""
@@ -144,7 +159,7 @@ class PolicyRunner:
             return super().execute_model(scheduler_output, *args, **kwargs)  # type: ignore[misc]
         scheduled = scheduler_output.num_scheduled_tokens
         finished = set(scheduler_output.finished_req_ids)
-        step = self.step_log.begin(list(scheduled), finished, 0, 0.0)
+        step = self.step_log.begin(list(scheduled), finished)
         output = super().execute_model(scheduler_output, *args, **kwargs)  # type: ignore[misc]
         # Building the inputs is part of it: it grows with the tokens that are verified.
         step.verify_marks.append((step.start, self.step_log.clock.mark()))
@@ -175,7 +190,7 @@ class PolicyRunner:
         output = super().sample_tokens(grammar_output)  # type: ignore[misc]
         step = self.step_log.current
         if step is not None and step.num_sampled is not None and self.speculator is not None:
-            step.draft_lengths = self.speculator.draft_lengths[: step.num_sampled.shape[0]].clone()
+            step.draft_lengths = self.speculator.chains.lengths[: step.num_sampled.shape[0]].clone()
         return output
 
     def take_draft_token_ids(self) -> Any:
@@ -187,6 +202,6 @@ class PolicyRunner:
         drafts = super().take_draft_token_ids()  # type: ignore[misc]
         if drafts is None or self.speculator is None:
             return drafts
-        lengths = self.speculator.draft_lengths[: len(drafts.req_ids)].tolist()
+        lengths = self.speculator.chains.lengths[: len(drafts.req_ids)].tolist()
         trimmed = [ids[:n] for ids, n in zip(drafts.draft_token_ids, lengths, strict=True)]
         return type(drafts)(drafts.req_ids, trimmed)

@@ -21,11 +21,12 @@ class PendingStep:
 
     request_ids: list[str]
     start: Any
-    num_prompt_tokens: int
-    context_tokens: float
+    num_prompt_tokens: int = 0
+    context_tokens: float = 0.0
     verify_marks: list[tuple[Any, Any]] = field(default_factory=list)
     draft_marks: list[tuple[Any, Any]] = field(default_factory=list)
     decide_marks: list[tuple[Any, Any]] = field(default_factory=list)
+    choice_marks: list[tuple[Any, Any]] = field(default_factory=list)  # inside draft_marks
     num_sampled: torch.Tensor | None = None  # [num_reqs]
     num_rejected: torch.Tensor | None = None  # [num_reqs]
     draft_lengths: torch.Tensor | None = None  # [num_reqs]
@@ -44,15 +45,9 @@ class StepLog:
         self.current: PendingStep | None = None
         self._steps: deque[PendingStep] = deque(maxlen=MAX_STEPS)
 
-    def begin(
-        self,
-        request_ids: list[str],
-        finished: set[str],
-        num_prompt_tokens: int,
-        context_tokens: float,
-    ) -> PendingStep:
+    def begin(self, request_ids: list[str], finished: set[str]) -> PendingStep:
         """Open the next step and close the previous one."""
-        step = PendingStep(request_ids, self.clock.mark(), num_prompt_tokens, context_tokens)
+        step = PendingStep(request_ids, self.clock.mark())
         previous = self.current
         if previous is not None and not set(previous.request_ids) <= finished:
             previous.next_start = step.start
@@ -103,8 +98,8 @@ class StepLog:
             "num_requests_verified": len(with_drafts),
             "step_ms": step_ms,
             "verify_ms": self._total_ms(step.verify_marks) - self._total_ms(step.decide_marks),
-            "draft_ms": self._total_ms(step.draft_marks),
-            "decide_ms": self._total_ms(step.decide_marks),
+            "draft_ms": self._total_ms(step.draft_marks) - self._total_ms(step.choice_marks),
+            "decide_ms": self._total_ms(step.decide_marks) + self._total_ms(step.choice_marks),
             "context_tokens": step.context_tokens,
             "accepted_per_request": [a for a, _ in with_drafts],
             "verified_per_request": [v for _, v in with_drafts],

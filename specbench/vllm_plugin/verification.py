@@ -11,7 +11,8 @@ import vllm.v1.worker.gpu.spec_decode.adaptive_verification as stock
 from vllm.utils.torch_utils import async_tensor_h2d
 
 from specbench.costs import CostTable
-from specbench.policies import Drafter, Policy, StepCosts, VerifyBatch
+from specbench.policies import Policy, StepCosts, VerifyBatch
+from specbench.vllm_plugin.speculators import PolicyDrafting
 from specbench.vllm_plugin.step_log import StepLog
 
 # Cost tables are interpolated to the batch's mean context in steps of this many tokens:
@@ -30,19 +31,41 @@ class PolicyVerification(stock.AdaptiveVerificationManager):  # type: ignore[mis
     """
 
     def __init__(
-        self, *args: Any, policy: Policy, step_log: StepLog, staleness: int, **kwargs: Any
+        self,
+        *args: Any,
+        policy: Policy,
+        step_log: StepLog,
+        drafting: PolicyDrafting,
+        staleness: int,
+        **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self.policy = policy
         self.step_log = step_log
+        self.drafting = drafting
         self.staleness = staleness
         self._table: CostTable | None = None
         self._dense: dict[int, StepCosts] = {}
+        self._on_device: dict[int, StepCosts] = {}
 
     def set_table(self, table: CostTable) -> None:
         """Use this cost table from the next step on."""
         self._table = table
         self._dense.clear()
+        self._on_device.clear()
+
+    def add_request(self, req_idx: int) -> None:
+        """A new request in this slot: nothing of the last one's past counts for it."""
+        super().add_request(req_idx)
+        self.drafting.ngram.forget(req_idx)
+
+    def record_confidences(self, confidence_probs: torch.Tensor, input_batch: Any) -> None:
+        """Keep the chains' survivals where vLLM keeps the drafter's confidences."""
+        super().record_confidences(self.drafting.chains.survival, input_batch)
+
+    def max_budget(self, num_reqs: int) -> int:
+        """Draft tokens that one step can verify beside ``num_reqs`` bonus tokens."""
+        return int(max(0, self._max_total_logits - num_reqs * self.num_bonus_tokens))
 
     def get_num_tokens(
         self, num_tokens_per_req: dict[str, int], draft_tokens: dict[str, list[int]]
@@ -82,7 +105,7 @@ class PolicyVerification(stock.AdaptiveVerificationManager):  # type: ignore[mis
             scheduled = np.array([num_drafts[r] for r in req_ids], dtype=np.int32)
             async_tensor_h2d(scheduled, out=lengths)
             if budget < int(scheduled.sum()):
-                survival = self._confidence_probs[idx_mapping].cumprod(dim=1)
+                survival = self._confidence_probs[idx_mapping]
                 lengths.copy_(self.policy.verify_lengths(survival, lengths, budget))
         base = np.array([num_base[r] for r in req_ids], dtype=np.int32)
         base_on_device = self._num_non_draft_tokens[:num_reqs]
@@ -100,32 +123,48 @@ class PolicyVerification(stock.AdaptiveVerificationManager):  # type: ignore[mis
 
     def _verify_batch(self, drafts: np.ndarray, base: np.ndarray, slots: np.ndarray) -> VerifyBatch:
         if self.staleness == 0:
-            confidence = self._confidence_probs.cpu().numpy()[slots]
+            survival = self._confidence_probs.cpu().numpy()[slots].astype(np.float64)
         else:
-            confidence = self._stale_confidences[self._stale_idx].np[slots]
-        survival = np.cumprod(confidence.astype(np.float64), axis=1)
+            survival = self._stale_confidences[self._stale_idx].np[slots].astype(np.float64)
         states = self.req_states
         samples = states.num_computed_tokens_np[slots] + base >= states.prefill_len.np[slots]
-        model_drafts = self.policy.drafter is Drafter.MODEL
+        block = self.drafting.block_tokens if self.policy.drafter.uses_model else 0
         return VerifyBatch(
             survival=torch.from_numpy(survival),
             capacity=torch.from_numpy(drafts),
             num_base_tokens=int(base.sum()),
             num_sampling=int(np.count_nonzero(samples)),
-            num_drafted=len(slots) * self.num_speculative_steps if model_drafts else 0,
-            max_budget=max(0, self._max_total_logits - len(slots) * self.num_bonus_tokens),
+            num_drafted=len(slots) * block,
+            max_budget=self.max_budget(len(slots)),
         )
 
     def _costs(self, slots: np.ndarray) -> StepCosts | None:
         if self._table is None or not self.policy.needs_costs:
             return None
-        context = float(self.req_states.num_computed_tokens_np[slots].mean())
-        bucket = round(context / CONTEXT_BUCKET_TOKENS)
+        return self._costs_at(float(self.req_states.num_computed_tokens_np[slots].mean()))
+
+    def device_costs(self, context_tokens: float) -> StepCosts | None:
+        """Costs at a mean context as float32 tensors on the device, for choosing chains."""
+        costs = self._costs_at(context_tokens)
+        if costs is None:
+            return None
+        bucket = round(context_tokens / CONTEXT_BUCKET_TOKENS)
+        if bucket not in self._on_device:
+            device = self.req_states.device
+            self._on_device[bucket] = StepCosts(
+                costs.draft_ms.to(device, torch.float32), costs.verify_ms.to(device, torch.float32)
+            )
+        return self._on_device[bucket]
+
+    def _costs_at(self, context_tokens: float) -> StepCosts | None:
+        if self._table is None:
+            return None
+        bucket = round(context_tokens / CONTEXT_BUCKET_TOKENS)
         if bucket not in self._dense:
             draft_ms, verify_ms = self._table.dense(
                 bucket * CONTEXT_BUCKET_TOKENS,
                 self.req_states.max_num_batched_tokens,
-                self.req_states.max_num_reqs * self.num_speculative_steps,
+                self.req_states.max_num_reqs * self.drafting.block_tokens,
             )
             self._dense[bucket] = StepCosts(torch.from_numpy(draft_ms), torch.from_numpy(verify_ms))
         return self._dense[bucket]

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from specbench.costs.store import from_payload
+from specbench.costs.store import from_payload as costs_from_payload
 from specbench.errors import SpecbenchError
+from specbench.estimators.engine_payload import from_payload
 from specbench.policies import Drafter
 from specbench.vllm_plugin.cpu.twin_times import TwinTimer
 
@@ -32,7 +33,15 @@ class PolicyWorkerCalls:
     def specbench_set_costs(self, table: dict[str, Any]) -> dict[str, Any]:
         """Install a cost table, given as the object that its JSON file holds."""
         try:
-            self.model_runner.set_costs(from_payload(table, "the cost table"))
+            self.model_runner.set_costs(costs_from_payload(table, "the cost table"))
+        except SpecbenchError as error:
+            return {"error": str(error)}
+        return {}
+
+    def specbench_set_calibration(self, payload: dict[str, Any]) -> dict[str, Any]:
+        """Install a calibration; see specbench.estimators.engine_payload."""
+        try:
+            self.model_runner.set_calibration(from_payload(payload))
         except SpecbenchError as error:
             return {"error": str(error)}
         return {}
@@ -67,4 +76,7 @@ class PolicyWorkerCalls:
             "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
             "async_scheduling": bool(config.scheduler_config.async_scheduling),
             "num_speculative_tokens": self.model_runner.num_speculative_steps,
+            "draft_block_tokens": self.model_runner.speculator.block_tokens
+            if self.model_runner.speculator is not None
+            else 0,
         }

@@ -9,12 +9,23 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbench.policies import POLICIES, Drafter, Policy, StepCosts, VerifyBatch, make_policy
+from specbench.policies import (
+    POLICIES,
+    ChainChoice,
+    DraftBatch,
+    Drafter,
+    Policy,
+    StepCosts,
+    VerifyBatch,
+    make_policy,
+)
 
 SPECS = [*POLICIES.names(), "dspark:0", "dspark:3"]
 MAX_TOKENS = 128
 
 every_policy = pytest.mark.parametrize("spec", SPECS)
+CHOOSING = [spec for spec in SPECS if make_policy(spec).drafter is Drafter.BOTH]
+every_choosing_policy = pytest.mark.parametrize("spec", CHOOSING)
 
 
 def step_costs(verify_slope_ms: float = 0.5) -> StepCosts:
@@ -124,6 +135,63 @@ def test_sharing_out_reads_nothing_back_to_the_host(spec: str) -> None:
     lengths = lengths_on_meta(make_policy(spec))
     assert lengths.device.type == "meta"
     assert lengths.shape == (5,)
+
+
+# Policies that run both drafters choose one chain per request, on the device as well.
+
+
+def drafts_on(device: str, num_reqs: int = 5) -> DraftBatch:
+    return DraftBatch(
+        model_survival=torch.full((num_reqs, 7), 0.5, device=device).cumprod(dim=1),
+        ngram_survival=torch.full((num_reqs, 16), 0.9, device=device).cumprod(dim=1),
+        num_sampling=torch.full((), num_reqs, device=device),
+        num_base_tokens=num_reqs,
+        num_drafted=7 * num_reqs,
+        max_budget=60,
+    )
+
+
+@every_choosing_policy
+def test_choosing_reads_nothing_back_to_the_host(spec: str) -> None:
+    costs = step_costs()
+    on_meta = StepCosts(costs.draft_ms.to("meta"), costs.verify_ms.to("meta"))
+    choice = make_policy(spec).choose_chains(drafts_on("meta"), on_meta)
+    assert choice.use_ngram.device.type == "meta"
+    assert choice.price.device.type == "meta"
+    assert_choice_is_well_formed(choice, num_reqs=5)
+
+
+@every_choosing_policy
+@pytest.mark.parametrize("num_reqs", [0, 1, 5])
+def test_a_choice_takes_every_chain_from_one_of_the_two(spec: str, num_reqs: int) -> None:
+    batch, costs = drafts_on("cpu", num_reqs), step_costs()
+    before = [t.clone() for t in (batch.model_survival, batch.ngram_survival, costs.verify_ms)]
+    choice = make_policy(spec).choose_chains(batch, costs)
+    assert_choice_is_well_formed(choice, num_reqs)
+    assert 0 <= int(choice.budget) <= 60
+    padded = torch.nn.functional.pad(batch.model_survival, (0, 9))
+    expected = torch.where(choice.use_ngram[:, None], batch.ngram_survival, padded)
+    assert torch.equal(choice.survival, expected)
+    after = (batch.model_survival, batch.ngram_survival, costs.verify_ms)
+    assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+
+
+@every_choosing_policy
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_choosing_among_impossible_survivals_does_not_crash(spec: str, bad: float) -> None:
+    batch = drafts_on("cpu")
+    batch.model_survival[1, 3:] = bad
+    batch.ngram_survival[2] = bad
+    choice = make_policy(spec).choose_chains(batch, step_costs())
+    assert_choice_is_well_formed(choice, num_reqs=5)
+    assert 0 <= int(choice.budget) <= 60
+
+
+def assert_choice_is_well_formed(choice: ChainChoice, num_reqs: int) -> None:
+    assert choice.use_ngram.dtype == torch.bool
+    assert choice.use_ngram.shape == (num_reqs,)
+    assert choice.survival.shape == (num_reqs, 16)
+    assert choice.budget.shape == choice.price.shape == ()
 
 
 HOST_READS: dict[str, Callable[[torch.Tensor], object]] = {

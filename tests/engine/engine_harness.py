@@ -8,9 +8,12 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+import numpy as np
+
 from specbench.costs import ContextCosts, CostCurve, CostTable
 from specbench.costs.store import to_json
 from specbench.engines.vllm import VLLMEngine
+from specbench.estimators.ngram_table import Stratification
 from specbench.records import EngineRequest, SamplingSpec
 
 T = TypeVar("T")
@@ -40,6 +43,27 @@ def steep_costs() -> dict[str, Any]:
     table = CostTable(contexts=(context,), fingerprint={}, provenance={}, padding="none")
     payload: dict[str, Any] = json.loads(to_json(table))
     return payload
+
+
+def rising_calibration() -> dict[str, Any]:
+    """A calibration under which long matches beat the model drafter's block and short ones do not.
+
+    Nine strata: three levels of agreement by three of recent acceptance, made-up numbers.
+    """
+    match_lengths = np.arange(17)[:, None]
+    conditional = np.clip(0.25 + 0.05 * match_lengths, 0.0, 0.97)
+    survival = conditional ** np.arange(1, 17)[None, :]
+    survival[:2] = 0.0
+    levels = np.linspace(0.7, 1.0, 9)[:, None, None]
+    strata = Stratification(("agreement", "recent_acceptance"), (0.5,))
+    return {
+        "min_n": 2,
+        "max_n": 16,
+        "features": list(strata.features),
+        "recent_edges": list(strata.recent_edges),
+        "survival": (levels * survival[None]).tolist(),
+        "temperatures": [1.2] * 7,
+    }
 
 
 async def complete(

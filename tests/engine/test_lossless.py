@@ -11,14 +11,14 @@ import os
 from pathlib import Path
 
 import pytest
-from engine_harness import complete_all, steep_costs
+from engine_harness import complete_all, rising_calibration, steep_costs
 
 from specbench.records import Message, SamplingSpec
 from specbench.workloads import load_workload
 
 pytestmark = pytest.mark.engine
 
-POLICIES = ("ngram", "dspark", "dspark:0", "dspark:2", "dspark:7")
+POLICIES = ("ngram", "ngram:16", "dspark", "dspark:0", "dspark:2", "dspark:7", "hybrid")
 GREEDY = SamplingSpec(temperature=0.0)
 NUM_TOKENS = 20
 
@@ -32,6 +32,7 @@ def plain(launch):
 def engine(launch, loop):
     engine = launch(dtype="float32")
     loop.run(engine.set_costs(steep_costs()))
+    loop.run(engine.set_calibration(rising_calibration()))
     return engine
 
 
@@ -55,7 +56,7 @@ def test_ar_equals_plain_decoding(loop, engine, prompts, expected):
 
 @pytest.mark.parametrize(
     ("policy", "stagger_s"),
-    [*((policy, 0.0) for policy in POLICIES), ("ngram", 0.05), ("dspark", 0.05)],
+    [*((policy, 0.0) for policy in POLICIES), ("ngram", 0.05), ("dspark", 0.05), ("hybrid", 0.05)],
 )
 def test_policy_equals_plain_decoding(loop, engine, prompts, expected, policy, stagger_s):
     loop.run(engine.set_policy(policy))
@@ -68,7 +69,7 @@ def test_policy_equals_plain_decoding(loop, engine, prompts, expected, policy, s
 
 
 def test_single_request_equals_plain_decoding(loop, engine, prompts, expected):
-    for policy in ("ngram", "dspark"):
+    for policy in ("ngram", "dspark", "hybrid"):
         loop.run(engine.set_policy(policy))
         assert (
             loop.run(complete_all(engine, f"one-{policy}", prompts[:1], GREEDY, NUM_TOKENS))
@@ -77,7 +78,7 @@ def test_single_request_equals_plain_decoding(loop, engine, prompts, expected):
 
 
 def test_plain_decoding_again_after_drafting(loop, engine, prompts, expected):
-    for policy in ("dspark:7", "ar", "dspark"):
+    for policy in ("dspark:7", "ar", "hybrid"):
         loop.run(engine.set_policy(policy))
         outputs = loop.run(complete_all(engine, f"again-{policy}", prompts, GREEDY, NUM_TOKENS))
         assert outputs == expected, policy
@@ -114,7 +115,9 @@ def real(loop, plain):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", ["dspark", "ngram", "ar", "dspark:0", "dspark:2", "dspark:7"])
+@pytest.mark.parametrize(
+    "policy", ["hybrid", "dspark", "ngram", "ar", "dspark:0", "dspark:2", "dspark:7"]
+)
 def test_real_prompts_equal_plain_decoding(loop, engine, real, policy):
     prompts, expected = real
     loop.run(engine.set_policy(policy))
@@ -137,6 +140,7 @@ def cramped(launch, loop):
         plugin_settings={"budget_staleness": 1},
     )
     loop.run(engine.set_costs(steep_costs()))
+    loop.run(engine.set_calibration(rising_calibration()))
     return engine
 
 

@@ -51,7 +51,7 @@ def configs() -> list[EngineConfig]:
 def engine(monkeypatch: pytest.MonkeyPatch, configs: list[EngineConfig]) -> FakeEngine:
     fake = FakeEngine({"ngram": FAST, "dspark": FAST})
 
-    async def start(config: EngineConfig, *, costs: Any, on_event: Any) -> FakeEngine:
+    async def start(config: EngineConfig, needs: Any, on_event: Any) -> FakeEngine:
         configs.append(config)
         return fake
 
@@ -293,7 +293,7 @@ def test_engine_that_does_not_start(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    async def start(config: EngineConfig, *, costs: Any, on_event: Any) -> FakeEngine:
+    async def start(config: EngineConfig, needs: Any, on_event: Any) -> FakeEngine:
         raise EngineFailure(f"vLLM did not start (log: {config.log_file})")
 
     monkeypatch.setattr(benchmark, "start_engine", start)

@@ -27,8 +27,8 @@ def finish(step, sampled, rejected):
 
 def test_a_step_lasts_until_the_next_one_starts():
     log = StepLog(ScriptedClock([10, 25]))
-    finish(log.begin(["a"], set(), 0, 0.0), [1], [0])
-    finish(log.begin(["a"], set(), 0, 0.0), [1], [0])
+    finish(log.begin(["a"], set()), [1], [0])
+    finish(log.begin(["a"], set()), [1], [0])
     first, second = log.take(include_open=True)
     assert first["step_ms"] == 15
     assert second["step_ms"] is None
@@ -36,31 +36,31 @@ def test_a_step_lasts_until_the_next_one_starts():
 
 def test_idle_time_is_nobodys_duration():
     log = StepLog(ScriptedClock([10, 500]))
-    finish(log.begin(["a", "b"], set(), 0, 0.0), [1, 1], [0, 0])
-    finish(log.begin(["c"], {"a", "b"}, 0, 0.0), [1], [0])
+    finish(log.begin(["a", "b"], set()), [1, 1], [0, 0])
+    finish(log.begin(["c"], {"a", "b"}), [1], [0])
     assert log.take(include_open=True)[0]["step_ms"] is None
 
 
 def test_a_pause_ends_the_last_step_without_a_duration():
     log = StepLog(ScriptedClock([10, 500]))
-    finish(log.begin(["a"], set(), 0, 0.0), [1], [0])
+    finish(log.begin(["a"], set()), [1], [0])
     log.pause()
-    finish(log.begin(["b"], set(), 0, 0.0), [1], [0])
+    finish(log.begin(["b"], set()), [1], [0])
     assert [step["step_ms"] for step in log.take(include_open=True)] == [None, None]
 
 
 def test_an_open_step_stays_for_the_next_call():
     log = StepLog(ScriptedClock([0, 7]))
-    finish(log.begin(["a"], set(), 0, 0.0), [1], [0])
+    finish(log.begin(["a"], set()), [1], [0])
     assert log.take(include_open=False) == []
-    finish(log.begin(["a"], set(), 0, 0.0), [1], [0])
+    finish(log.begin(["a"], set()), [1], [0])
     assert [step["step_ms"] for step in log.take(include_open=False)] == [7]
 
 
 def test_counts_follow_from_sampled_and_rejected():
     log = StepLog(ScriptedClock([0]))
     # In its prompt; decoding without drafts; 3 drafts, 2 kept; 2 drafts, none kept.
-    step = log.begin(["a", "b", "c", "d"], set(), 5, 0.0)
+    step = log.begin(["a", "b", "c", "d"], set())
     finish(step, [0, 1, 3, 1], [0, 0, 1, 2])
     step.draft_lengths = torch.tensor([0, 7, 7, 0])
     (record,) = log.take(include_open=True)
@@ -76,6 +76,6 @@ def test_counts_follow_from_sampled_and_rejected():
 
 def test_a_step_that_never_sampled_is_not_reported():
     log = StepLog(ScriptedClock([0, 3]))
-    log.begin(["a"], set(), 0, 0.0)
-    finish(log.begin(["a"], set(), 0, 0.0), [1], [0])
+    log.begin(["a"], set())
+    finish(log.begin(["a"], set()), [1], [0])
     assert len(log.take(include_open=True)) == 1
