@@ -217,7 +217,7 @@ def _target(target: ModelRef) -> dict[str, Any]:
         }
     # A folder on one's own machine means nothing to others; its name and weights do.
     path = Path(target.path_or_id)
-    name = path.name if path.is_dir() else target.path_or_id
+    name = path.name if path.is_absolute() else target.path_or_id
     return {"model": name, "fingerprint": target.fingerprint}
 
 

@@ -62,10 +62,13 @@ def make_workdir(
     return target
 
 
-def add_features(folder: Path, target: TargetModel, responses: list[Response]) -> None:
+def add_features(
+    folder: Path,
+    target: TargetModel,
+    responses: list[Response],
+    layer_ids: tuple[int, ...] = LAYER_IDS,
+) -> None:
     """Extract features of these responses."""
     frame = pl.DataFrame([vars(response) for response in responses])
     for split in sorted(set(frame["split"])):
-        extract_features(frame, target, folder / "features", layer_ids=LAYER_IDS, split=split)
-
-
+        extract_features(frame, target, folder / "features", layer_ids=layer_ids, split=split)

@@ -43,9 +43,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
     return FeatureStore(folder / "features", "train"), target
 
 
-def trainer(
-    data: Data, folder: Path, spec: TrainSpec = SPEC, shape: NewDrafter = SHAPE
-) -> Trainer:
+def trainer(data: Data, folder: Path, spec: TrainSpec = SPEC, shape: NewDrafter = SHAPE) -> Trainer:
     store, target = data
     drafter = make_drafter(target, store, shape, seed=0)
     return Trainer(drafter, store, target.lm_head_weight, spec, folder)
@@ -75,7 +73,8 @@ def test_it_learns(data: Data, tmp_path: Path) -> None:
     trainer(data, tmp_path, spec).run(StopAfter(None))
     log = read_log(tmp_path)
     assert log[-1]["total"] < 0.8 * log[0]["total"]
-    assert log[-1]["greedy_accuracy"] > log[0]["greedy_accuracy"] + 0.1
+    # The random target often prefers tokens outside the draft vocabulary: 1 is out of reach.
+    assert log[-1]["greedy_accuracy"] > 1.8 * log[0]["greedy_accuracy"]
 
 
 @pytest.mark.parametrize("num_steps", [1, 4, 9])
