@@ -60,7 +60,12 @@ def ensure_writable(path: Path, need_bytes: int) -> None:
 
 
 def write_text_atomically(path: Path, text: str) -> None:
-    """Replace ``path`` by ``text`` in one step; readers see the old file or the new one.
+    """:func:`write_bytes_atomically` of ``text`` in UTF-8."""
+    write_bytes_atomically(path, text.encode("utf-8"))
+
+
+def write_bytes_atomically(path: Path, content: bytes) -> None:
+    """Replace ``path`` by ``content`` in one step; readers see the old file or the new one.
 
     Raises:
         EnvironmentProblem: the directory cannot be written or the disk is full. The old
@@ -70,10 +75,10 @@ def write_text_atomically(path: Path, text: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}-", delete=False
+            dir=path.parent, prefix=f".{path.name}-", delete=False
         ) as handle:
             temporary = Path(handle.name)
-            handle.write(text)
+            handle.write(content)
             handle.flush()
             os.fsync(handle.fileno())
         # Temporary files are created for their owner alone; results may be shared.

@@ -8,13 +8,14 @@ from typing import Annotated
 import typer
 
 from specbench.cli.drafter_progress import interruptible, open_progress
-from specbench.cli.drafter_retrain import export, retrain
+from specbench.cli.drafter_retrain import average, export, retrain
 from specbench.errors import UsageError
 
 app = typer.Typer(
     no_args_is_help=True,
     help="Train a DSpark drafter: generate, features, train, evaluate, export, or all at once.",
 )
+app.command()(average)
 app.command()(export)
 app.command()(retrain)
 

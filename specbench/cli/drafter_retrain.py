@@ -53,6 +53,19 @@ def export(
     typer.echo(f"drafter and its provenance in {export_drafter(request)}")
 
 
+def average(
+    workdir: Annotated[Path, typer.Option(help="Folder of the recipe.")],
+    run: Annotated[list[str], typer.Option(help="A finished run; give it for each.")],
+    into: Annotated[str, typer.Option(help="Name of the run to write the mean to.")],
+) -> None:
+    """Average the weights of runs that started from one checkpoint."""
+    from specbench.training.averaging import average_runs
+    from specbench.training.recipe import run_folder
+
+    folder = average_runs([run_folder(workdir, name) for name in run], run_folder(workdir, into))
+    typer.echo(f"averaged drafter in {folder}")
+
+
 def retrain(
     workdir: Annotated[Path, typer.Option(help="Folder that holds everything made on the way.")],
     num_tokens: Annotated[

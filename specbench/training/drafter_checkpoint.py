@@ -7,16 +7,14 @@ token i + d2t[i]. The token embedding is not in the file: it is the target's.
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
-from specbench.cache import write_text_atomically
-from specbench.errors import EnvironmentProblem, InputError
+from specbench.cache import write_bytes_atomically, write_text_atomically
+from specbench.errors import InputError
 from specbench.training.drafter_config import DrafterConfig
 from specbench.training.drafter_model import DSparkDrafter
 
@@ -71,7 +69,7 @@ def save_drafter(path: Path, drafter: DSparkDrafter) -> None:
         dtype = tensor.dtype if name == _D2T else torch.float32 if keeps else torch.bfloat16
         tensors[name] = tensor.detach().to("cpu", dtype).contiguous()
     write_text_atomically(path / CONFIG_NAME, drafter.config.to_json())
-    _write_bytes_atomically(path / WEIGHTS_NAME, save(tensors, metadata={"format": "pt"}))
+    write_bytes_atomically(path / WEIGHTS_NAME, save(tensors, metadata={"format": "pt"}))
 
 
 def _draft_token_ids(
@@ -105,24 +103,3 @@ def _check_tensors(drafter: DSparkDrafter, tensors: dict[str, torch.Tensor], wei
     for name, shape in wanted.items():
         if found[name] != shape:
             raise InputError(f"{weights}: {name} has shape {found[name]}, config says {shape}")
-
-
-def _write_bytes_atomically(path: Path, content: bytes) -> None:
-    temporary: Path | None = None
-    try:
-        with tempfile.NamedTemporaryFile(
-            dir=path.parent, prefix=f".{path.name}-", delete=False
-        ) as handle:
-            temporary = Path(handle.name)
-            handle.write(content)
-            handle.flush()
-            os.fsync(handle.fileno())
-        # Temporary files are private; the weights take the mode of the config beside them.
-        os.chmod(temporary, (path.parent / CONFIG_NAME).stat().st_mode & 0o777)
-        os.replace(temporary, path)
-    except OSError as problem:
-        reason = problem.strerror or str(problem)
-        raise EnvironmentProblem(f"cannot write {path}: {reason}; choose another path") from problem
-    finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)

@@ -21,13 +21,13 @@ from specbench.engines.model_cache import (
     resolve_model,
 )
 from specbench.errors import EnvironmentProblem, InputError, UsageError
+from specbench.training.averaging import averaged_runs
 from specbench.training.drafter_checkpoint import CONFIG_NAME, WEIGHTS_NAME
 from specbench.training.recipe import run_folder
 from specbench.training.responses import count_loop_tokens, streams
 from specbench.training.run_record import read_record
 from specbench.training.training_state import (
     DRAFTER_FOLDER,
-    SavedState,
     read_log,
     read_state,
 )
@@ -85,13 +85,15 @@ def export_drafter(request: ExportRequest) -> Path:
     """
     run = run_folder(request.workdir, request.run)
     source = run / DRAFTER_FOLDER
-    state = read_state(run)
-    if state is None or not all((source / n).is_file() for n in (CONFIG_NAME, WEIGHTS_NAME)):
+    parts = averaged_runs(run)
+    if not all((source / name).is_file() for name in (CONFIG_NAME, WEIGHTS_NAME)) or (
+        parts is None and read_state(run) is None
+    ):
         raise InputError(f"{run} holds no finished drafter; run `specbench drafter train` first")
     target = resolve_model(request.model)
     size_mb = _check_size(source, request, target)
     evaluation = read_evaluation(request.evaluation or run / EVALUATION_FILE, source)
-    provenance = _provenance(request, state, target, evaluation)
+    provenance = _provenance(request, target, evaluation)
     if request.output.resolve() == source.resolve():
         raise UsageError(f"--output {request.output} is the run's own folder; name another")
     ensure_writable(request.output, round(size_mb * 1e6))
@@ -172,7 +174,7 @@ def _summarise(source: dict[str, Any]) -> dict[str, Any]:
 
 
 def _provenance(
-    request: ExportRequest, state: SavedState, target: ModelRef, evaluation: list[dict[str, Any]]
+    request: ExportRequest, target: ModelRef, evaluation: list[dict[str, Any]]
 ) -> dict[str, Any]:
     run = run_folder(request.workdir, request.run)
     config = json.loads((run / DRAFTER_FOLDER / CONFIG_NAME).read_text(encoding="utf-8"))
@@ -198,7 +200,7 @@ def _provenance(
                 if name in config
             },
         },
-        "training": _training(request, state),
+        "training": _training(request.workdir, request.run),
         "results": [summarise_report(report) for report in evaluation],
         "versions": _versions(),
         "date": datetime.now(UTC).date().isoformat(),
@@ -221,16 +223,20 @@ def _target(target: ModelRef) -> dict[str, Any]:
     return {"model": name, "fingerprint": target.fingerprint}
 
 
-def _training(request: ExportRequest, state: SavedState) -> dict[str, Any]:
-    run = run_folder(request.workdir, request.run)
-    record = read_record(run)
+def _training(workdir: Path, name: str) -> dict[str, Any]:
+    run = run_folder(workdir, name)
+    if parts := averaged_runs(run):
+        return {"mean_of_the_weights_of": [_training(workdir, part) for part in parts]}
+    record, state = read_record(run), read_state(run)
+    if state is None:
+        raise InputError(f"{run} holds no finished training; average the runs again")
     if record is None:
         raise InputError(f"{run} has no record of its data; repeat the train command to add it")
     log = read_log(run)
     if not log:
         raise InputError(f"{run} has no log to take the losses from; train anew")
     last = log[-NUM_LAST_LINES:]
-    responses = request.workdir / "responses"
+    responses = workdir / "responses"
     return {
         "data": record.data,
         "response_streams": streams(responses),

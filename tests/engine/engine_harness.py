@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Coroutine
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -85,10 +86,14 @@ async def complete_all(
     max_tokens: int,
     stagger_s: float = 0.0,
 ) -> list[tuple[int, ...]]:
-    """Serve all prompts together; ``stagger_s`` delays each start, so that prefills mix in."""
+    """Serve all prompts together; request i uses the sampling's seed + i, as in the bench.
+
+    ``stagger_s`` delays each start, so that prefills mix in.
+    """
 
     async def one(index: int) -> tuple[int, ...]:
         await asyncio.sleep(index * stagger_s)
-        return await complete(engine, f"{label}-{index}", prompts[index], sampling, max_tokens)
+        own = replace(sampling, seed=sampling.seed + index)
+        return await complete(engine, f"{label}-{index}", prompts[index], own, max_tokens)
 
     return list(await asyncio.gather(*(one(i) for i in range(len(prompts)))))
