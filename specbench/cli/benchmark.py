@@ -192,6 +192,11 @@ def _check_policies(policies: Sequence[str], options: BenchmarkOptions) -> Engin
             )
     weighs_costs = any(policy.needs_costs for policy in made.values())
     calibrated = [name for name, policy in made.items() if policy.needs_calibration]
+    if options.calibration is not None:
+        from specbench.estimators.calibration_store import load_calibration
+
+        # Read even if no policy asks for it: it may be unusable.
+        load_calibration(options.calibration)
     return EngineNeeds(
         # A table that was named is read even if no policy weighs costs: it may be unusable.
         costs=_cost_source(options) if weighs_costs or options.costs is not None else None,

@@ -19,6 +19,8 @@ GPU_WORKER = "specbench.vllm_plugin.gpu_worker.PolicyGPUWorker"
 DEFAULT_MAX_MODEL_LEN = 2048
 # Enough KV cache for 64 requests of 1,000 tokens of the embedded target (23 KB a token).
 DEFAULT_CPU_KV_CACHE_BYTES = 2 * 1024**3
+# What vLLM takes for max_num_batched_tokens unless told otherwise.
+VLLM_BATCHED_TOKENS = 2048
 # Draft slots of a request: a copied chain is worth verifying far beyond a model's block (the
 # Hybrid Spark paper, arXiv:2611.05611, uses more than a block for the same reason); calibrated
 # survival of the 16th token of a long match is still above 0.5 on the embedded target.
@@ -66,7 +68,11 @@ def engine_arguments(
     if not config.plain:
         arguments["worker_cls"] = CPU_WORKER if on_cpu else GPU_WORKER
         arguments["additional_config"] = {"specbench": dict(config.plugin_settings)}
-        arguments["speculative_config"] = speculative_config(config, drafter, on_cpu=on_cpu)
+        speculative = speculative_config(config, drafter, on_cpu=on_cpu)
+        arguments["speculative_config"] = speculative
+        arguments["max_num_batched_tokens"] = batched_tokens(
+            config.max_num_seqs, speculative.get("num_speculative_tokens") or DEFAULT_DRAFT_SLOTS
+        )
     additional = config.engine_args.get("additional_config")
     if isinstance(additional, dict) and "additional_config" in arguments:
         arguments["additional_config"] = {**arguments["additional_config"], **additional}
@@ -109,6 +115,16 @@ def speculative_config(
     return speculative
 
 
+def batched_tokens(max_num_seqs: int, num_slots: int) -> int | None:
+    """Room for every request's slots in a step; None where vLLM's default has it.
+
+    vLLM counts a request's scheduled drafts and reserves as many again for the next ones. With
+    its default of 2,048 tokens more than 64 requests of 16 slots would silently take turns.
+    """
+    needed = max_num_seqs * 2 * num_slots
+    return None if needed <= VLLM_BATCHED_TOKENS // 2 else needed + VLLM_BATCHED_TOKENS
+
+
 def default_slots(drafter: DrafterRef) -> int | None:
     """The longer of the drafter's block and DEFAULT_DRAFT_SLOTS.
 
@@ -117,6 +133,7 @@ def default_slots(drafter: DrafterRef) -> int | None:
     """
     try:
         config = json.loads(Path(drafter.path_or_id, "config.json").read_text(encoding="utf-8"))
-        return max(int(config["block_size"]), DEFAULT_DRAFT_SLOTS)
+        block = config.get("block_size") or config["dspark_block_size"]
+        return max(int(block), DEFAULT_DRAFT_SLOTS)
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -52,7 +52,8 @@ class EngineConfig:
         log_file: receives the engine's own log.
         verbose: show that log on the terminal instead.
         num_speculative_tokens: draft slots of a request; None takes 16, or the model drafter's
-            block if that is longer. The model always drafts its own block.
+            block if that is longer (or named by a hub id). The model drafts its own block, or
+            as many tokens as there are slots if those are fewer.
         draft_sample_method: "greedy" (every draft token is its drafter's best) or
             "probabilistic" (drafts are sampled at the request's temperature).
         plain: "v1" or "v2" starts vLLM with that model runner and without speculation;

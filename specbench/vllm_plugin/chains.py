@@ -28,7 +28,7 @@ class DraftChains:
         self.lengths[:num_reqs].zero_()
 
     def fill(self, tokens: torch.Tensor, survival: torch.Tensor, lengths: torch.Tensor) -> None:
-        """Take over chains of at most ``num_slots`` tokens; what lies beyond is emptied.
+        """Take over chains of at most ``num_slots`` tokens; survival beyond them becomes 0.
 
         Args:
             tokens: [num_reqs, num_steps] int64.

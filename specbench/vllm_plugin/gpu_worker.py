@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import vllm.v1.worker.gpu.model_runner as gpu_runner_module
@@ -23,6 +24,16 @@ class PolicyGPURunner(PolicyRunner, gpu_runner_module.GPUModelRunner):  # type: 
 
     uses_stock_adaptive_setup = True
 
+    def __init__(self, vllm_config: Any, device: Any) -> None:
+        """vLLM's, with the requests' tokens in device memory.
+
+        vLLM keeps them in host memory unless its own n-gram method runs; the lookup reads
+        all of them every step.
+        """
+        dense = functools.partial(dense_request_state, gpu_runner_module.RequestState)
+        with replaced(gpu_runner_module, "RequestState", dense):
+            super().__init__(vllm_config, device)
+
     def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
         """vLLM's, with the policy's manager created where vLLM creates its own."""
 
@@ -42,6 +53,11 @@ class PolicyGPURunner(PolicyRunner, gpu_runner_module.GPUModelRunner):  # type: 
         name = "maybe_create_adaptive_verification_manager"
         with replaced(gpu_runner_module, name, create):
             super().initialize_kv_cache(*args, **kwargs)
+
+
+def dense_request_state(stock: Any, **arguments: Any) -> Any:
+    """vLLM's request states with ``all_token_ids`` on the device."""
+    return stock(**{**arguments, "use_dense_all_token_ids": True})
 
 
 class PolicyGPUWorker(PolicyWorkerCalls, Worker):  # type: ignore[misc]

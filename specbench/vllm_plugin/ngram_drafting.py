@@ -143,7 +143,9 @@ class NgramDrafting:
         """
         first = self._req_states.total_len.gpu[slots] - num_sampled
         row = slots.long()
-        emitted = self._req_states.all_token_ids.gpu[row, first.clamp(min=0).long()]
+        text = self._req_states.all_token_ids.gpu
+        # A request that sampled nothing has no emitted token; its row is read but not used.
+        emitted = text[row, first.clamp(min=0, max=text.shape[1] - 1).long()]
         expected = self._first_draft[row]
         graded = (expected != NO_TOKEN) & (num_sampled > 0)
         recent = update_recent(self._recent[row], graded, expected == emitted)

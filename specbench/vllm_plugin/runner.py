@@ -81,11 +81,15 @@ class PolicyRunner:
             )
         if policy.drafter.uses_model and isinstance(self.speculator, PolicyNgramSpeculator):
             raise UsageError(f"policy {spec!r} needs a model drafter; give one with --drafter")
-        if policy.needs_calibration and self.speculator.ngram.calibration is None:
+        prices_copies = policy.needs_calibration or policy.drafter is Drafter.BOTH
+        if prices_copies and self.speculator.ngram.calibration is None:
             raise UsageError(
-                f"policy {spec!r} needs a calibration of n-gram acceptance; "
-                "run 'specbench calibrate'"
+                f"policy {spec!r} needs a calibration of n-gram acceptance, which is installed "
+                "after the engine has started; 'specbench calibrate' makes one"
             )
+        manager = self.adaptive_verification
+        if prices_copies and policy.needs_costs and not (manager and manager.has_costs):
+            raise UsageError(f"policy {spec!r} needs step costs; run 'specbench costs profile'")
         self.policy = policy
         if self.speculator is not None:
             self.speculator.policy = policy

@@ -58,15 +58,23 @@ class PolicyDrafting:
         """Tokens that the model drafter drafts for a request; 0 without one."""
         return 0
 
+    @property
+    def longest_chain(self) -> int:
+        """Slots that the policy's drafters can fill; a request may have been given more."""
+        num_slots = self.chains.num_slots
+        copied = min(self.policy.max_ngram_tokens or num_slots, num_slots)
+        return max(
+            self.block_tokens if self.policy.drafter.uses_model else 0,
+            copied if self.policy.drafter.uses_ngram else 0,
+        )
+
     def set_calibration(self, calibration: EngineCalibration) -> None:
         """Use these survivals for n-gram chains."""
         self.ngram.set_calibration(calibration)
 
     def draft_ngram(self, input_batch: Any, num_sampled: torch.Tensor) -> None:
         """Look every sampling request up; every match counts as certain."""
-        num_slots = self.chains.num_slots
-        num_tokens = min(self.policy.max_ngram_tokens or num_slots, num_slots)
-        found = self.ngram.look_up(input_batch, num_sampled, num_tokens)
+        found = self.ngram.look_up(input_batch, num_sampled, self.longest_chain)
         self.chains.fill(found.tokens, found.survival, found.counts)
 
     def timed_draft(self, propose: Callable[[], None]) -> None:
@@ -108,15 +116,15 @@ class PolicyDSparkSpeculator(PolicyDrafting, DSparkSpeculator):  # type: ignore[
 
     def set_calibration(self, calibration: EngineCalibration) -> None:
         """Use these survivals, and temperatures for the drafter's confidences if there are."""
-        super().set_calibration(calibration)
         values = calibration.temperatures
+        if values is not None and len(values) < self.block_tokens:
+            raise UsageError(
+                f"the calibration has temperatures for {len(values)} positions, the drafter "
+                f"drafts {self.block_tokens}; run 'specbench calibrate' again"
+            )
+        super().set_calibration(calibration)
         self._temperatures = None
         if values is not None:
-            if len(values) < self.block_tokens:
-                raise UsageError(
-                    f"the calibration has temperatures for {len(values)} positions, the drafter "
-                    f"drafts {self.block_tokens}; run 'specbench calibrate' again"
-                )
             self._temperatures = torch.tensor(values, dtype=torch.float32, device=self.device)
 
     def propose(self, input_batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -145,7 +153,7 @@ class PolicyDSparkSpeculator(PolicyDrafting, DSparkSpeculator):  # type: ignore[
         if drafter.uses_model:
             super().propose(input_batch, *args, **kwargs)
         if drafter is Drafter.MODEL:
-            self._take_blocks(num_reqs, num_sampled)
+            self._take_blocks(input_batch, num_sampled)
         elif drafter is Drafter.NGRAM:
             self.draft_ngram(input_batch, num_sampled)
             self._cache_one_hot(input_batch)
@@ -157,8 +165,10 @@ class PolicyDSparkSpeculator(PolicyDrafting, DSparkSpeculator):  # type: ignore[
         else:
             self.chains.clear(num_reqs)
 
-    def _take_blocks(self, num_reqs: int, num_sampled: torch.Tensor) -> None:
+    def _take_blocks(self, input_batch: Any, num_sampled: torch.Tensor) -> None:
+        num_reqs = input_batch.num_reqs
         drafted = num_sampled[:num_reqs] > 0
+        self._replaced[input_batch.idx_mapping[:num_reqs].long()] = False
         self.chains.fill(
             self.draft_tokens[:num_reqs],
             self.draft_token_confidence_probs[:num_reqs].cumprod(dim=1),
@@ -265,7 +275,9 @@ def with_block_length(vllm_config: Any) -> Any:
     block is not causal, so a longer block would draft other tokens.
     """
     spec = vllm_config.speculative_config
-    block = getattr(spec.draft_model_config.hf_config, "block_size", None)
+    config = spec.draft_model_config.hf_config
+    # The two names that vLLM reads it from.
+    block = getattr(config, "block_size", None) or getattr(config, "dspark_block_size", None)
     if not isinstance(block, int) or block >= spec.num_speculative_tokens:
         return vllm_config
     narrowed = copy.copy(vllm_config)

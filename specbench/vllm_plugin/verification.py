@@ -54,6 +54,11 @@ class PolicyVerification(stock.AdaptiveVerificationManager):  # type: ignore[mis
         self._dense.clear()
         self._on_device.clear()
 
+    @property
+    def has_costs(self) -> bool:
+        """Whether a cost table is installed."""
+        return self._table is not None
+
     def add_request(self, req_idx: int) -> None:
         """A new request in this slot: nothing of the last one's past counts for it."""
         super().add_request(req_idx)
@@ -76,6 +81,9 @@ class PolicyVerification(stock.AdaptiveVerificationManager):  # type: ignore[mis
         drafts = np.array([len(draft_tokens.get(r, ())) for r in req_ids], dtype=np.int32)
         scheduled = np.fromiter(num_tokens_per_req.values(), dtype=np.int32, count=len(req_ids))
         base = scheduled - drafts
+        # Asynchronous scheduling gives every request all slots. Those that no drafter of this
+        # policy fills hold leftovers: verified with sampled drafting they would not be exact.
+        drafts = np.minimum(drafts, self.drafting.longest_chain)
         slots = np.array([self.req_states.req_id_to_index[r] for r in req_ids], dtype=np.int64)
         batch = self._verify_batch(drafts, base, slots)
         budget = self.policy.verify_budget(batch, self._costs(slots))

@@ -55,3 +55,32 @@ def test_pipeline_parallel_engines_are_refused():
     config = replace(CONFIG, engine_args={"pipeline_parallel_size": 2})
     with pytest.raises(UsageError, match="pipeline"):
         engine_arguments(config, TARGET, DRAFTER, on_cpu=True)
+
+
+@pytest.mark.parametrize(
+    ("config", "num_slots"),
+    [('{"block_size": 7}', 16), ('{"block_size": 24}', 24), ('{"dspark_block_size": 20}', 20)],
+)
+def test_a_request_has_16_slots_or_the_drafters_block(
+    tmp_path: Path, config: str, num_slots: int
+) -> None:
+    (tmp_path / "config.json").write_text(config)
+    drafter = DrafterRef(str(tmp_path), "b" * 64, is_default=False)
+    arguments = engine_arguments(CONFIG, TARGET, drafter, on_cpu=True)
+    assert arguments["speculative_config"]["num_speculative_tokens"] == num_slots
+    given = replace(CONFIG, num_speculative_tokens=5)
+    arguments = engine_arguments(given, TARGET, drafter, on_cpu=True)
+    assert arguments["speculative_config"]["num_speculative_tokens"] == 5
+
+
+def test_the_block_of_a_hub_id_is_left_to_vllm() -> None:
+    drafter = DrafterRef("owner/drafter", "b" * 64, is_default=False)
+    arguments = engine_arguments(CONFIG, TARGET, drafter, on_cpu=True)
+    assert "num_speculative_tokens" not in arguments["speculative_config"]
+
+
+@pytest.mark.parametrize(("max_num_seqs", "expected"), [(16, None), (32, None), (256, 10_240)])
+def test_a_step_has_room_for_every_requests_slots(max_num_seqs: int, expected: int | None) -> None:
+    config = replace(CONFIG, max_num_seqs=max_num_seqs)
+    arguments = engine_arguments(config, TARGET, None, on_cpu=True)
+    assert arguments["max_num_batched_tokens"] == expected
