@@ -17,7 +17,8 @@ from specbench.records import Message, SamplingSpec
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
-NUM_SAMPLES = 1200
+# Most of the time goes into their prompts.
+NUM_SAMPLES = 800
 NUM_TOKENS = 6
 # Tokens seen less often than this in both samples together share one cell: the usual rule
 # of at least five expected counts in each of two samples.
@@ -57,7 +58,9 @@ def sample(loop, engine, policy: str, prompt: list[int], seed: int) -> list[tupl
 
 @pytest.fixture(scope="module", params=["greedy", "probabilistic"])
 def engine(request, launch, loop):
-    engine = launch(dtype="float32", max_num_seqs=16, draft_sample_method=request.param)
+    # In bfloat16, five times as fast: its rounding moves probabilities by far less than 800
+    # samples can show.
+    engine = launch(max_num_seqs=16, draft_sample_method=request.param)
     loop.run(engine.set_costs(steep_costs()))
     loop.run(engine.set_calibration(rising_calibration()))
     return engine
