@@ -1,4 +1,4 @@
-"""At temperature 1 a policy emits what plain decoding emits, in distribution.
+"""Above temperature 0 a policy emits what plain decoding emits, in distribution.
 
 Many requests of one prompt are sampled under both, and the tokens at each position are
 compared by a two-sample chi-square test. The prompt repeats itself, so that copies are
@@ -25,6 +25,8 @@ NUM_TOKENS = 6
 MIN_CELL = 10
 # Of 5 positions and a few policies none should come out below it by chance: about 1 in 1,000.
 ALPHA = 1e-4
+# At 1 this target continues a list almost surely, and a bias would hide.
+TEMPERATURE = 1.6
 TEXT = (
     "Continue this list in the same way. red apple, green apple, red pear, green pear, "
     "red plum, green plum, red apple, green apple, red pear, green"
@@ -51,7 +53,7 @@ def sample(loop, engine, policy: str, prompt: list[int], seed: int) -> list[tupl
     """Other seeds for every policy: the samples compared must not share their noise."""
     loop.run(engine.set_policy(policy))
     loop.run(engine.take_steps())
-    sampling = SamplingSpec(temperature=1.0, ignore_eos=True, seed=seed)
+    sampling = SamplingSpec(temperature=TEMPERATURE, ignore_eos=True, seed=seed)
     prompts = [prompt] * NUM_SAMPLES
     return loop.run(complete_all(engine, policy, prompts, sampling, NUM_TOKENS), 1200)
 
