@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -203,9 +204,9 @@ def test_noise_in_double_precision(pair: OraclePair, one_hot: bool) -> None:
 def test_watermarking_is_refused_by_name() -> None:
     from specbench.vllm_plugin.cpu.verification import resample
 
-    arguments: list[Any] = [None] * 26 + [1024, False, False, False, 1, True, False]
+    arguments: dict[str, Any] = dict.fromkeys(inspect.signature(resample).parameters)
     with pytest.raises(NotImplementedError, match="watermark"):
-        resample(*arguments)
+        resample(**{**arguments, "WATERMARK": True})
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -1,9 +1,9 @@
 """CPU twins of the V2 runner's batch bookkeeping kernels.
 
-Every function stands in for the Triton kernel that ``OVERRIDES`` names and takes its launch
-arguments in its order and under its names; strides and block sizes describe pointers and are
-not needed where the tensor itself is indexed. The compiled loops are in ``specbench.kernels.cpu``.
-The launch grid does not reach a twin: the number of requests is the length of ``idx_mapping``.
+Every function stands in for the Triton kernel that ``OVERRIDES`` names, and names those of its
+launch arguments that it uses (``binding.py`` passes them on). The compiled loops are in
+``specbench.kernels.cpu``. The launch grid does not reach a twin: the number of requests is the
+length of ``idx_mapping``.
 """
 
 from __future__ import annotations
@@ -32,9 +32,7 @@ def apply_write(
     write_contents_ptr: Tensor,
     write_cu_lens_ptr: Tensor,
     write_group_ids_ptr: Tensor | None,
-    BLOCK_SIZE: int,
     MULTI_GROUP: bool,
-    **_launch_options: Any,
 ) -> None:
     """Write staged pieces into one tensor, or into the int32 tables of several cache groups."""
     pieces = (
@@ -58,10 +56,7 @@ def gather_block_tables(
     dst_block_table_ptrs: Tensor,
     block_table_strides: Tensor,
     num_blocks_ptr: Tensor,
-    num_blocks_stride: int,
     num_reqs: int,
-    BLOCK_SIZE: int,
-    **_launch_options: Any,
 ) -> None:
     """Copy the requests' block tables into batch order and clear the rows behind them."""
     block_tables.gather_block_tables(
@@ -85,13 +80,10 @@ def compute_slot_mappings(
     slot_mapping_enabled: Tensor,
     dcp_sharded: Tensor,
     slot_mappings_ptr: Tensor,
-    slot_mappings_stride: int,
     cp_rank: int,
     CP_SIZE: int,
     CP_INTERLEAVE: int,
     PAD_ID: int,
-    TRITON_BLOCK_SIZE: int,
-    **_launch_options: Any,
 ) -> None:
     """Set every token's cache slot in every group, PAD_ID where it writes none."""
     block_tables.compute_slot_mappings(
@@ -115,17 +107,11 @@ def compute_slot_mappings(
 def prepare_prefill_inputs(
     input_ids_ptr: Tensor,
     next_prefill_tokens_ptr: Tensor,
-    next_prefill_tokens_stride: int,
-    num_lookahead: int,
     idx_mapping_ptr: Tensor,
     query_start_loc_ptr: Tensor,
     all_token_ids_ptr: Tensor,
-    all_token_ids_stride: int,
     prefill_lens_ptr: Tensor,
     num_computed_tokens_ptr: Tensor,
-    BLOCK_SIZE: int,
-    LOOKAHEAD_BLOCK: int,
-    **_launch_options: Any,
 ) -> None:
     """Copy the scheduled and the look-ahead tokens of prefilling requests."""
     batch.prepare_prefill_inputs(
@@ -146,8 +132,6 @@ def prepare_pos_seq_lens(
     query_start_loc_ptr: Tensor,
     num_computed_tokens_ptr: Tensor,
     max_num_reqs: int,
-    BLOCK_SIZE: int,
-    **_launch_options: Any,
 ) -> None:
     """Set token positions and sequence lengths."""
     batch.prepare_pos_seq_lens(
@@ -168,12 +152,9 @@ def combine_sampled_and_draft_tokens(
     seq_lens_ptr: Tensor,
     prefill_len_ptr: Tensor,
     draft_tokens_ptr: Tensor,
-    draft_tokens_stride: int,
     cu_num_logits_ptr: Tensor,
     logits_indices_ptr: Tensor,
-    BLOCK_SIZE: int,
-    NUM_NEW_SAMPLED_TOKENS: int = 1,
-    **_launch_options: Any,
+    NUM_NEW_SAMPLED_TOKENS: int,
 ) -> None:
     """Place sampled and draft tokens in the input and list the rows that get logits."""
     batch.combine_sampled_and_draft_tokens(
@@ -197,7 +178,6 @@ def get_num_sampled_and_rejected(
     cu_num_logits_ptr: Tensor,
     idx_mapping_ptr: Tensor,
     prefill_len_ptr: Tensor,
-    **_launch_options: Any,
 ) -> None:
     """Count the sampled and the rejected tokens of each request."""
     batch.get_num_sampled_and_rejected(
@@ -215,16 +195,12 @@ def post_update(
     num_computed_tokens_ptr: Tensor,
     last_sampled_tokens_ptr: Tensor,
     output_bin_counts_ptr: Tensor | None,
-    output_bin_counts_stride: int,
     sampled_tokens_ptr: Tensor,
-    sampled_tokens_stride: int,
     num_sampled_ptr: Tensor,
     num_rejected_ptr: Tensor,
     query_start_loc_ptr: Tensor | None,
     all_token_ids_ptr: Tensor,
-    all_token_ids_stride: int,
     total_len_ptr: Tensor,
-    **_launch_options: Any,
 ) -> None:
     """Append the sampled tokens to the requests' states."""
     batch.post_update(
@@ -242,10 +218,7 @@ def post_update(
 
 
 def post_update_num_computed_tokens(
-    idx_mapping_ptr: Tensor,
-    num_computed_tokens_ptr: Tensor,
-    query_start_loc_ptr: Tensor,
-    **_launch_options: Any,
+    idx_mapping_ptr: Tensor, num_computed_tokens_ptr: Tensor, query_start_loc_ptr: Tensor
 ) -> None:
     """Add the query lengths to the requests' computed tokens."""
     batch.post_update_num_computed_tokens(
@@ -258,8 +231,6 @@ def expand_idx_mapping(
     expanded_idx_mapping_ptr: Tensor,
     expanded_local_pos_ptr: Tensor,
     cu_num_logits_ptr: Tensor,
-    BLOCK_SIZE: int,
-    **_launch_options: Any,
 ) -> None:
     """Repeat each request's row for its logits rows and number them."""
     batch.expand_idx_mapping(
@@ -278,8 +249,6 @@ def dcp_local_seq_lens(
     cp_interleave: int,
     num_reqs: int,
     max_num_reqs: int,
-    BLOCK_SIZE: int,
-    **_launch_options: Any,
 ) -> None:
     """Count the tokens this rank of decode context parallelism holds of each request."""
     batch.dcp_local_seq_lens(
@@ -294,7 +263,6 @@ def dcp_local_seq_lens(
 
 def apply_prompt_embeds(
     inputs_embeds_ptr: Tensor,
-    inputs_embeds_stride: int,
     embeds_ptrs_ptr: Tensor,
     mask_ptrs_ptr: Tensor,
     embeds_lens_ptr: Tensor,
@@ -302,9 +270,6 @@ def apply_prompt_embeds(
     query_start_loc_ptr: Tensor,
     num_computed_tokens_ptr: Tensor,
     hidden_size: int,
-    TOKEN_BLOCK: int,
-    BLOCK_SIZE: int,
-    **_launch_options: Any,
 ) -> None:
     """Overlay user-given prompt embeddings onto the input embeddings."""
     block_tables.apply_prompt_embeds(

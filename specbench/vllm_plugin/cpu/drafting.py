@@ -1,13 +1,11 @@
 """CPU twins of the V2 runner's drafter kernels: block drafters (DFlash, DSpark) and n-gram.
 
-Conventions as in ``specbench.vllm_plugin.cpu.batch``: the launch arguments of the Triton kernel,
-in its order and under its names.
+Conventions as in ``specbench.vllm_plugin.cpu.batch``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from torch import Tensor
 
@@ -39,7 +37,6 @@ def prepare_dflash_inputs(
     temperature_ptr: Tensor,
     seeds_ptr: Tensor,
     block_table_ptr: Tensor,
-    block_table_stride: int,
     parallel_drafting_token_id: int,
     block_size: int,
     num_query_per_req: int,
@@ -52,8 +49,6 @@ def prepare_dflash_inputs(
     PAD_SLOT_ID: int,
     CP_SIZE: int,
     CP_INTERLEAVE: int,
-    BLOCK_SIZE: int,
-    **_launch_options: Any,
 ) -> None:
     """Lay out a block drafter's context, queries and sampling rows for one step."""
     positions = target_positions_ptr.numpy()
@@ -114,18 +109,14 @@ def prepare_dflash_inputs(
 
 def ngram_scan(
     token_ids_ptr: Tensor,
-    token_ids_stride: int,
     idx_mapping_ptr: Tensor,
     total_len_ptr: Tensor,
     num_sampled_ptr: Tensor,
     scratch_ptr: Tensor,
-    scratch_stride: int,
     L: int,
     MIN_N: int,
     MAX_N: int,
-    MAX_N_PO2: int,
     BLOCK_L: int,
-    **_launch_options: Any,
 ) -> None:
     """Score each request's best n-gram match."""
     drafting.ngram_scan(
@@ -143,20 +134,14 @@ def ngram_scan(
 
 def ngram_finalize(
     token_ids_ptr: Tensor,
-    token_ids_stride: int,
     idx_mapping_ptr: Tensor,
     total_len_ptr: Tensor,
     num_sampled_ptr: Tensor,
     last_sampled_ptr: Tensor,
     scratch_ptr: Tensor,
-    scratch_stride: int,
     drafts_ptr: Tensor,
     L: int,
     N_BLOCKS: int,
-    K: int,
-    K_PO2: int,
-    N_BLOCKS_PO2: int,
-    **_launch_options: Any,
 ) -> None:
     """Write each request's n-gram draft tokens."""
     drafting.ngram_finalize(

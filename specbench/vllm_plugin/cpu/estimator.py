@@ -8,7 +8,6 @@ and ``local_sumexp`` holds the whole row's maximum and sum of exponentials.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from torch import Tensor
 
@@ -25,13 +24,9 @@ def accumulate(
     num_sampled_ptr: Tensor,
     num_rejected_ptr: Tensor,
     features_ptr: Tensor,
-    features_stride: int,
     pred_ptr: Tensor,
-    pred_stride: int,
     counts_ptr: Tensor,
     num_reqs: int,
-    BLOCK_R: int,
-    **_launch_options: Any,
 ) -> None:
     """Add the last step's graded drafts to the statistics of the fit."""
     estimator.accumulate(
@@ -51,15 +46,11 @@ def refit(
     slope_ptr: Tensor,
     intercepts_ptr: Tensor,
     info_ptr: Tensor,
-    info_row_stride: int,
     grad_ptr: Tensor,
-    grad_row_stride: int,
     counts_ptr: Tensor,
     NUM_SPECULATIVE_STEPS: int,
     L2: float,
     DAMPING: float,
-    BLOCK: int,
-    **_launch_options: Any,
 ) -> None:
     """Take one damped Newton step and clear the statistics."""
     estimator.refit(
@@ -75,18 +66,12 @@ def refit(
 
 def local_max_sumexp(
     local_max_ptr: Tensor,
-    local_max_stride: int,
     local_sumexp_ptr: Tensor,
-    local_sumexp_stride: int,
     logits_ptr: Tensor,
-    logits_stride: int,
     idx_mapping_ptr: Tensor,
-    idx_mapping_stride: int,
     temperature_ptr: Tensor,
     num_tokens: int,
     vocab_size: int,
-    BLOCK_SIZE: int,
-    **_launch_options: Any,
 ) -> None:
     """Reduce each row of draft logits over temperature to its maximum and sum of exponentials."""
     flat, (stride,) = flat_view(readable(logits_ptr))
@@ -104,27 +89,17 @@ def local_max_sumexp(
 
 def predict(
     features_ptr: Tensor,
-    features_stride: int,
     pred_ptr: Tensor,
-    pred_stride: int,
     conf_ptr: Tensor,
-    conf_stride: int,
     slope_ptr: Tensor,
     intercepts_ptr: Tensor,
-    local_max_ptr: Tensor,
-    local_max_stride: int,
     local_sumexp_ptr: Tensor,
-    local_sumexp_stride: int,
     idx_mapping_ptr: Tensor,
-    idx_mapping_stride: int,
     step_ptr: Tensor,
     num_tokens: int,
-    vocab_num_blocks: int,
     per_token_step: bool,
     NUM_SPECULATIVE_STEPS: int,
     MAX_LOG_ODDS: float,
-    PADDED_VOCAB_NUM_BLOCKS: int,
-    **_launch_options: Any,
 ) -> None:
     """Predict the acceptance of each row's draft from the drafter's confidence."""
     estimator.predict(

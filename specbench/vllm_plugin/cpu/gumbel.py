@@ -1,7 +1,6 @@
 """CPU twins of the kernels that draw tokens: Gumbel-max sampling and trace replay.
 
-Parameter names and order are those of the Triton kernels; the launch grid does not reach a twin,
-so the number of rows is read from a tensor.
+Conventions as in ``specbench.vllm_plugin.cpu.batch``; the number of rows is read from a tensor.
 """
 
 from __future__ import annotations
@@ -20,27 +19,19 @@ _SAMPLE = "vllm.v1.worker.gpu.sample."
 
 def gumbel_sample(
     local_argmax_ptr: Tensor,
-    local_argmax_stride: int,
     local_max_ptr: Tensor,
-    local_max_stride: int,
     logits_cache_ptr: Tensor | None,
-    logits_cache_stride_0: int,
-    logits_cache_stride_1: int,
     logits_cache_col_ptr: Tensor | None,
     logits_cache_source_ptr: Tensor | None,
-    logits_cache_source_stride: int,
     logits_ptr: Tensor,
-    logits_stride: int,
     expanded_idx_mapping_ptr: Tensor,
     seeds_ptr: Tensor,
     pos_ptr: Tensor,
     temp_ptr: Tensor,
     vocab_size: int,
-    BLOCK_SIZE: int,
     IS_DRAFTING: bool,
     APPLY_TEMPERATURE: bool,
     USE_FP64: bool,
-    PER_TOKEN_COL: bool,
 ) -> None:
     """Draw a token for each row, and copy the rows into the cache of draft logits if given."""
     idx_mapping = expanded_idx_mapping_ptr.numpy()
@@ -81,7 +72,6 @@ def trace_replay(
     sampled_ptr: Tensor,
     idx_mapping_ptr: Tensor,
     trace_token_ids_ptr: Tensor,
-    trace_token_ids_stride: int,
     trace_len_ptr: Tensor,
     total_len_ptr: Tensor,
     prompt_len_ptr: Tensor,

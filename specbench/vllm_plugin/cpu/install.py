@@ -11,9 +11,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from specbench.vllm_plugin.cpu.binding import Twin, bound_by_name
 from specbench.vllm_plugin.cpu.capacities import then_check
-
-Implementation = Callable[..., Any]
 
 
 def prepare_process() -> None:
@@ -100,16 +99,16 @@ def next_power_of_2(n: int) -> int:
     return 1 << max(0, int(n) - 1).bit_length()
 
 
-def collect_overrides() -> dict[str, Implementation]:
+def collect_overrides() -> dict[str, Twin]:
     """All twins by fully qualified kernel name; a kernel with two twins raises ValueError."""
     from specbench.vllm_plugin.cpu.modules import TWIN_MODULES
 
-    overrides: dict[str, Implementation] = {}
+    overrides: dict[str, Twin] = {}
     for module in TWIN_MODULES:
-        for name, implementation in module.OVERRIDES.items():
+        for name, twin in module.OVERRIDES.items():
             if name in overrides:
                 raise ValueError(f"kernel {name} has two CPU twins")
-            overrides[name] = implementation
+            overrides[name] = twin
     return overrides
 
 
@@ -121,7 +120,7 @@ def registered_wrappers() -> dict[str, Any]:
     return dict(_wrappers)
 
 
-def register_overrides(overrides: Mapping[str, Implementation]) -> None:
+def register_overrides(overrides: Mapping[str, Twin]) -> None:
     """Route launches of the named kernels to their twins, in vLLM's modules only.
 
     vLLM's own ``register_kernels`` compares every attribute of every imported module and
@@ -131,13 +130,14 @@ def register_overrides(overrides: Mapping[str, Implementation]) -> None:
     from vllm.triton_utils import dispatcher
 
     wrappers: dict[int, tuple[Any, Any]] = {}
-    for name, implementation in overrides.items():
+    for name, twin in overrides.items():
         host, attribute = dispatcher._resolve_kernel(name)
         original = getattr(host, attribute)
         if isinstance(original, dispatcher.KernelOverride):
             continue
-        wrapper = dispatcher.KernelOverride(original, implementation)
-        dispatcher._registry[name] = (original, implementation)
+        stand_in = bound_by_name(original, twin)
+        wrapper = dispatcher.KernelOverride(original, stand_in)
+        dispatcher._registry[name] = (original, stand_in)
         wrappers[id(original)] = (original, wrapper)
         _wrappers[name] = wrapper
         setattr(host, attribute, wrapper)

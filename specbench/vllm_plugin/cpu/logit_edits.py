@@ -1,7 +1,6 @@
 """CPU twins of the kernels that change logits before sampling.
 
-Parameter names and order are those of the Triton kernels; the launch grid does not reach a twin,
-so the number of rows is read from a tensor.
+Conventions as in ``specbench.vllm_plugin.cpu.batch``; the number of rows is read from a tensor.
 """
 
 from __future__ import annotations
@@ -18,12 +17,7 @@ _GPU = "vllm.v1.worker.gpu."
 
 
 def temperature(
-    logits_ptr: Tensor,
-    logits_stride: int,
-    expanded_idx_mapping_ptr: Tensor,
-    temperature_ptr: Tensor,
-    vocab_size: int,
-    BLOCK_SIZE: int,
+    logits_ptr: Tensor, expanded_idx_mapping_ptr: Tensor, temperature_ptr: Tensor, vocab_size: int
 ) -> None:
     """Divide each row by its request's temperature."""
     with editable(logits_ptr) as logits:
@@ -39,12 +33,7 @@ def temperature(
 
 
 def min_p(
-    logits_ptr: Tensor,
-    logits_stride: int,
-    expanded_idx_mapping_ptr: Tensor,
-    min_p_ptr: Tensor,
-    vocab_size: int,
-    BLOCK_SIZE: int,
+    logits_ptr: Tensor, expanded_idx_mapping_ptr: Tensor, min_p_ptr: Tensor, vocab_size: int
 ) -> None:
     """Mask tokens far less probable than the row's best."""
     with editable(logits_ptr) as logits:
@@ -61,7 +50,6 @@ def min_p(
 
 def penalties(
     logits_ptr: Tensor,
-    logits_stride: int,
     expanded_idx_mapping_ptr: Tensor,
     token_ids_ptr: Tensor,
     expanded_local_pos_ptr: Tensor,
@@ -69,11 +57,8 @@ def penalties(
     frequency_penalty_ptr: Tensor,
     presence_penalty_ptr: Tensor,
     prompt_bin_mask_ptr: Tensor,
-    prompt_bin_mask_stride: int,
     output_bin_counts_ptr: Tensor,
-    output_bin_counts_stride: int,
     vocab_size: int,
-    BLOCK_SIZE: int,
 ) -> None:
     """Apply repetition, frequency and presence penalties."""
     with editable(logits_ptr) as logits:
@@ -97,14 +82,10 @@ def penalties(
 def bincount(
     expanded_idx_mapping_ptr: Tensor,
     all_token_ids_ptr: Tensor,
-    all_token_ids_stride: int,
     prompt_len_ptr: Tensor,
     prefill_len_ptr: Tensor,
     prompt_bin_mask_ptr: Tensor,
-    prompt_bin_mask_stride: int,
     output_bin_counts_ptr: Tensor,
-    output_bin_counts_stride: int,
-    BLOCK_SIZE: int,
 ) -> None:
     """Collect the token statistics that penalties of new requests start from."""
     logit_edits.count_tokens(
@@ -119,25 +100,18 @@ def bincount(
 
 def bias(
     logits_ptr: Tensor,
-    logits_stride: int,
     vocab_size: int,
     expanded_idx_mapping_ptr: Tensor,
     num_allowed_token_ids_ptr: Tensor,
     allowed_token_ids_ptr: Tensor,
-    allowed_token_ids_stride: int,
     num_logit_bias_ptr: Tensor,
     bias_token_ids_ptr: Tensor,
-    bias_token_ids_stride: int,
     bias_ptr: Tensor,
-    bias_stride: int,
     pos_ptr: Tensor,
     min_lens_ptr: Tensor,
     num_stop_token_ids_ptr: Tensor,
     restore_when_all_masked_ptr: Tensor,
     stop_token_ids_ptr: Tensor,
-    stop_token_ids_stride: int,
-    BLOCK_SIZE: int,
-    LOGITS_BLOCK_SIZE: int,
     CHECK_ALL_MASKED_ROWS: bool,
 ) -> None:
     """Apply allowed token ids, logit bias and the minimal output length."""
@@ -165,15 +139,11 @@ def bias(
 
 def bad_words(
     logits_ptr: Tensor,
-    logits_stride: int,
     expanded_idx_mapping_ptr: Tensor,
     bad_word_token_ids_ptr: Tensor,
-    bad_word_token_ids_stride: int,
     bad_word_offsets_ptr: Tensor,
-    bad_word_offsets_stride: int,
     num_bad_words_ptr: Tensor,
     all_token_ids_ptr: Tensor,
-    all_token_ids_stride: int,
     prompt_len_ptr: Tensor,
     total_len_ptr: Tensor,
     input_ids_ptr: Tensor,
@@ -200,14 +170,11 @@ def bad_words(
 
 def apply_grammar_bitmask(
     logits_ptr: Tensor,
-    logits_stride: int,
     logits_indices_ptr: Tensor,
     cu_num_logits_ptr: Tensor,
     bitmask_ptr: Tensor,
-    bitmask_stride: int,
     vocab_size: int,
     MASK_STRIDE: int,
-    BLOCK_SIZE: int,
 ) -> None:
     """Mask the tokens that a structured output's grammar does not allow."""
     with editable(logits_ptr) as logits:
@@ -227,16 +194,12 @@ def update_committed_marker_cache(
     req_ids_ptr: Tensor,
     thinking_token_budget_ptr: Tensor,
     all_token_ids_ptr: Tensor,
-    all_token_ids_stride: int,
     total_len_ptr: Tensor,
     cached_last_start_ptr: Tensor,
     cached_last_end_ptr: Tensor,
     cached_scan_pos_ptr: Tensor,
     reasoning_start_token_ids_ptr: Tensor,
     natural_reasoning_end_token_ids_ptr: Tensor,
-    START_LEN: int,
-    NATURAL_END_LEN: int,
-    MAX_LEN: int,
     BLOCK: int,
 ) -> None:
     """Find where each request's reasoning last began and ended."""
@@ -256,11 +219,9 @@ def update_committed_marker_cache(
 
 def thinking_budget(
     logits_ptr: Tensor,
-    logits_stride: int,
     expanded_idx_mapping_ptr: Tensor,
     thinking_token_budget_ptr: Tensor,
     all_token_ids_ptr: Tensor,
-    all_token_ids_stride: int,
     total_len_ptr: Tensor,
     input_ids_ptr: Tensor,
     expanded_local_pos_ptr: Tensor,
@@ -269,9 +230,6 @@ def thinking_budget(
     reasoning_start_token_ids_ptr: Tensor,
     natural_reasoning_end_token_ids_ptr: Tensor,
     reasoning_end_token_ids_ptr: Tensor,
-    START_LEN: int,
-    NATURAL_END_LEN: int,
-    END_LEN: int,
 ) -> None:
     """Force the end of reasoning where its budget is used up."""
     with editable(logits_ptr) as logits:

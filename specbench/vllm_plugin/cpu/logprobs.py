@@ -1,7 +1,6 @@
 """CPU twins of the kernels that report about logits: log-probabilities, ranks, NaNs, masks.
 
-Parameter names and order are those of the Triton kernels; the launch grid does not reach a twin,
-so the number of rows is read from a tensor.
+Conventions as in ``specbench.vllm_plugin.cpu.batch``; the number of rows is read from a tensor.
 """
 
 from __future__ import annotations
@@ -18,29 +17,14 @@ _GPU = "vllm.v1.worker.gpu."
 
 
 def topk_log_softmax(
-    output_ptr: Tensor,
-    logits_ptr: Tensor,
-    logits_stride: int,
-    topk_ids_ptr: Tensor,
-    topk_ids_stride: int,
-    topk: int,
-    vocab_size: int,
-    BLOCK_SIZE: int,
-    TOPK_BLOCK_SIZE: int,
+    output_ptr: Tensor, logits_ptr: Tensor, topk_ids_ptr: Tensor, vocab_size: int
 ) -> None:
     """Log-probabilities of the listed tokens."""
     flat, (stride,) = flat_view(readable(logits_ptr))
     logprobs.log_softmax_at(output_ptr.numpy(), flat, stride, vocab_size, topk_ids_ptr.numpy())
 
 
-def ranks(
-    output_ptr: Tensor,
-    logits_ptr: Tensor,
-    logits_stride: int,
-    token_ids_ptr: Tensor,
-    vocab_size: int,
-    BLOCK_SIZE: int,
-) -> None:
+def ranks(output_ptr: Tensor, logits_ptr: Tensor, token_ids_ptr: Tensor, vocab_size: int) -> None:
     """Rank of one token in each row."""
     flat, (stride,) = flat_view(readable(logits_ptr))
     logprobs.rank_rows(output_ptr.numpy(), flat, stride, vocab_size, token_ids_ptr.numpy())
@@ -48,18 +32,13 @@ def ranks(
 
 def fill_logprob_token_ids(
     out_token_ids_ptr: Tensor,
-    out_token_ids_stride: int,
     out_valid_mask_ptr: Tensor,
-    out_valid_mask_stride: int,
     sampled_token_ids_ptr: Tensor,
     topk_indices_ptr: Tensor,
-    topk_indices_stride: int,
     expanded_idx_mapping_ptr: Tensor,
     num_per_req_token_ids_ptr: Tensor,
     per_req_token_ids_ptr: Tensor,
-    per_req_token_ids_stride: int,
     NUM_TOPK: int,
-    PADDED_COLS: int,
 ) -> None:
     """List the tokens whose log-probabilities each row reports."""
     logprobs.fill_logprob_token_ids(
@@ -80,8 +59,6 @@ def prompt_logprobs_token_ids(
     idx_mapping_ptr: Tensor,
     num_computed_tokens_ptr: Tensor,
     all_token_ids_ptr: Tensor,
-    all_token_ids_stride: int,
-    BLOCK_SIZE: int,
 ) -> None:
     """The prompt token that each token row predicts."""
     logprobs.next_prompt_tokens(
@@ -93,9 +70,7 @@ def prompt_logprobs_token_ids(
     )
 
 
-def num_nans(
-    logits_ptr: Tensor, logits_stride: int, num_nans_ptr: Tensor, vocab_size: int, BLOCK_SIZE: int
-) -> None:
+def num_nans(logits_ptr: Tensor, num_nans_ptr: Tensor, vocab_size: int) -> None:
     """Count NaNs in each row."""
     flat, (stride,) = flat_view(readable(logits_ptr))
     logprobs.count_nans(num_nans_ptr.numpy(), flat, stride, vocab_size)
@@ -103,19 +78,14 @@ def num_nans(
 
 def compact_sampling_mask(
     logits_ptr: Tensor,
-    logits_row_stride: int,
-    logits_col_stride: int,
     cu_num_logits_ptr: Tensor,
     num_sampled_tokens_ptr: Tensor,
     token_ids_ptr: Tensor,
-    token_ids_row_stride: int,
     packed_mask_ptr: Tensor,
-    packed_mask_row_stride: int,
     counts_ptr: Tensor,
     vocab_size: int,
     max_num_kept: int,
     ROWS_PER_REQUEST: int,
-    BLOCK_SIZE: int,
 ) -> None:
     """Record which tokens each sampled row could have drawn."""
     flat, (stride,) = flat_view(readable(logits_ptr))

@@ -50,57 +50,20 @@ def _column(scratch: Tensor | None) -> Any:
     return _NO_COLUMN if scratch is None else scratch.numpy()[:, 0]
 
 
-def compute_local_logits_stats(
-    target_local_argmax_ptr: Tensor,
-    target_local_argmax_stride: int,
-    target_local_max_ptr: Tensor,
-    target_local_max_stride: int,
-    target_local_sumexp_ptr: Tensor,
-    target_local_sumexp_stride: int,
-    draft_local_max_ptr: Tensor,
-    draft_local_max_stride: int,
-    draft_local_sumexp_ptr: Tensor,
-    draft_local_sumexp_stride: int,
-    target_logits_ptr: Tensor,
-    target_logits_stride: int,
-    draft_logits_ptr: Tensor | None,
-    draft_logits_stride_0: int,
-    draft_logits_stride_1: int,
-    expanded_idx_mapping_ptr: Tensor,
-    expanded_local_pos_ptr: Tensor,
-    temp_ptr: Tensor,
-    vocab_size: int,
-    num_speculative_steps: int,
-    BLOCK_SIZE: int,
-    HAS_DRAFT_LOGITS: bool,
-    **_launch_options: Any,
-) -> None:
+def compute_local_logits_stats() -> None:
     """Do nothing: the twins that need a row's statistics compute them (see the module)."""
 
 
 def compute_cumulative_log_p(
     cumulative_log_p_ptr: Tensor,
     target_logits_ptr: Tensor,
-    target_logits_stride: int,
     target_local_max_ptr: Tensor,
-    target_local_max_stride: int,
-    target_local_sumexp_ptr: Tensor,
-    target_local_sumexp_stride: int,
     draft_sampled_ptr: Tensor,
     draft_logits_ptr: Tensor | None,
-    draft_logits_stride_0: int,
-    draft_logits_stride_1: int,
     draft_local_max_ptr: Tensor,
-    draft_local_max_stride: int,
-    draft_local_sumexp_ptr: Tensor,
-    draft_local_sumexp_stride: int,
     cu_num_logits_ptr: Tensor,
     idx_mapping_ptr: Tensor,
     temp_ptr: Tensor,
-    vocab_num_blocks: int,
-    PADDED_VOCAB_NUM_BLOCKS: int,
-    HAS_DRAFT_LOGITS: bool,
-    **_launch_options: Any,
 ) -> None:
     """Fill the logsumexps of all draft rows and their running joint ratio."""
     target, draft = _logits_rows(target_logits_ptr, draft_logits_ptr)
@@ -118,31 +81,15 @@ def compute_cumulative_log_p(
 
 def compute_local_residual_mass(
     local_residual_mass_ptr: Tensor,
-    local_residual_mass_stride: int,
     cumulative_log_p_ptr: Tensor,
     target_logits_ptr: Tensor,
-    target_logits_stride: int,
     target_local_max_ptr: Tensor,
-    target_local_max_stride: int,
-    target_local_sumexp_ptr: Tensor,
-    target_local_sumexp_stride: int,
     draft_logits_ptr: Tensor,
-    draft_logits_stride_0: int,
-    draft_logits_stride_1: int,
     draft_local_max_ptr: Tensor,
-    draft_local_max_stride: int,
-    draft_local_sumexp_ptr: Tensor,
-    draft_local_sumexp_stride: int,
     draft_sampled_ptr: Tensor,
     expanded_idx_mapping_ptr: Tensor,
     expanded_local_pos_ptr: Tensor,
     temp_ptr: Tensor,
-    vocab_size: int,
-    num_speculative_steps: int,
-    vocab_num_blocks: int,
-    BLOCK_SIZE: int,
-    PADDED_VOCAB_NUM_BLOCKS: int,
-    **_launch_options: Any,
 ) -> None:
     """Fill the residual mass of every draft row that block verification looks ahead to."""
     target, draft = _logits_rows(target_logits_ptr, draft_logits_ptr)
@@ -171,26 +118,14 @@ def compute_local_residual_mass(
 
 def rejection(
     sampled_ptr: Tensor,
-    sampled_stride: int,
     rejected_steps_ptr: Tensor,
     target_rejected_logsumexp_ptr: Tensor,
     draft_rejected_logsumexp_ptr: Tensor,
     target_logits_ptr: Tensor,
-    target_logits_stride: int,
-    target_local_argmax_ptr: Tensor,
-    target_local_argmax_stride: int,
     target_local_max_ptr: Tensor,
-    target_local_max_stride: int,
-    target_local_sumexp_ptr: Tensor,
-    target_local_sumexp_stride: int,
     draft_sampled_ptr: Tensor,
     draft_logits_ptr: Tensor | None,
-    draft_logits_stride_0: int,
-    draft_logits_stride_1: int,
     draft_local_max_ptr: Tensor,
-    draft_local_max_stride: int,
-    draft_local_sumexp_ptr: Tensor,
-    draft_local_sumexp_stride: int,
     cu_num_logits_ptr: Tensor,
     idx_mapping_ptr: Tensor,
     temp_ptr: Tensor,
@@ -199,13 +134,8 @@ def rejection(
     synthetic_conditional_rates_ptr: Tensor | None,
     cumulative_log_p_ptr: Tensor | None,
     local_residual_mass_ptr: Tensor | None,
-    local_residual_mass_stride: int,
-    vocab_num_blocks: int,
-    PADDED_VOCAB_NUM_BLOCKS: int,
-    HAS_DRAFT_LOGITS: bool,
     SYNTHETIC_MODE: bool,
     USE_BLOCK_VERIFICATION: bool,
-    **_launch_options: Any,
 ) -> None:
     """Accept draft tokens: greedy, by ratio, at synthetic rates or by block verification."""
     target, draft = _logits_rows(target_logits_ptr, draft_logits_ptr)
@@ -242,15 +172,10 @@ def rejection(
 
 def resample(
     resampled_local_argmax_ptr: Tensor,
-    resampled_local_argmax_stride: int,
     resampled_local_max_ptr: Tensor,
-    resampled_local_max_stride: int,
     target_logits_ptr: Tensor,
-    target_logits_stride: int,
     target_rejected_logsumexp_ptr: Tensor,
     draft_logits_ptr: Tensor | None,
-    draft_logits_stride_0: int,
-    draft_logits_stride_1: int,
     draft_rejected_logsumexp_ptr: Tensor,
     rejected_step_ptr: Tensor,
     cu_num_logits_ptr: Tensor,
@@ -260,21 +185,9 @@ def resample(
     seed_ptr: Tensor,
     pos_ptr: Tensor,
     cumulative_log_p_ptr: Tensor | None,
-    contexts_ptr: Tensor | None,
-    contexts_stride: int,
-    watermarking_ptr: Tensor | None,
-    watermarking_skip_mask_ptr: Tensor | None,
-    watermark_key_0: int,
-    watermark_key_1: int,
-    vocab_size: int,
-    BLOCK_SIZE: int,
-    HAS_DRAFT_LOGITS: bool,
     USE_FP64: bool,
     USE_BLOCK_VERIFICATION: bool,
-    CONTEXT_WIDTH: int,
     WATERMARK: bool,
-    DEDUPLICATE_CONTEXTS: bool,
-    **_launch_options: Any,
 ) -> None:
     """Draw each request's token behind its accepted drafts.
 
@@ -311,18 +224,11 @@ def resample(
 
 def insert_resampled(
     sampled_ptr: Tensor,
-    sampled_stride: int,
     num_sampled_ptr: Tensor,
     resampled_local_argmax_ptr: Tensor,
-    resampled_local_argmax_stride: int,
-    resampled_local_max_ptr: Tensor,
-    resampled_local_max_stride: int,
-    resample_num_blocks: int,
     cu_num_logits_ptr: Tensor,
     expanded_idx_mapping_ptr: Tensor,
     temp_ptr: Tensor,
-    PADDED_RESAMPLE_NUM_BLOCKS: int,
-    **_launch_options: Any,
 ) -> None:
     """Append the drawn token and count it."""
     batch.insert_resampled(
@@ -338,10 +244,8 @@ def insert_resampled(
 def flatten_sampled(
     flat_sampled_ptr: Tensor,
     sampled_ptr: Tensor,
-    sampled_stride: int,
     num_sampled_ptr: Tensor,
     cu_num_logits_ptr: Tensor,
-    **_launch_options: Any,
 ) -> None:
     """Lay the sampled tokens at their logits rows."""
     batch.flatten_sampled(
@@ -362,8 +266,6 @@ def gather_draft_sampled(
     expanded_local_pos_ptr: Tensor,
     prefill_len_ptr: Tensor,
     num_logits: int,
-    BLOCK_SIZE: int,
-    **_launch_options: Any,
 ) -> None:
     """Copy token and position of each logits row."""
     batch.gather_draft_sampled(
