@@ -7,14 +7,9 @@ from typing import Any
 
 import torch
 
-from specbench.estimators.engine_payload import EngineCalibration
-from specbench.estimators.ngram_features import (
-    device_table,
-    strata_of,
-    survival_of,
-    update_recent,
-)
+from specbench.estimators.ngram_features import strata_of, survival_of, update_recent
 from specbench.kernels.ngram_lookup import ngram_lookup
+from specbench.vllm_plugin.installed import InstalledCalibration
 
 # Marks a request slot whose last lookup found nothing.
 NO_TOKEN = -1
@@ -50,17 +45,10 @@ class NgramDrafting:
         self._req_states = req_states
         self._num_slots = num_slots
         self._given_range = (min_n, max_n)
-        self.calibration: EngineCalibration | None = None
-        self._table: torch.Tensor | None = None
         shape, device = (req_states.max_num_reqs,), req_states.device
         # By request slot, not by batch position: requests change places between steps.
         self._recent = torch.full(shape, torch.nan, dtype=torch.float32, device=device)
         self._first_draft = torch.full(shape, NO_TOKEN, dtype=torch.int64, device=device)
-
-    def set_calibration(self, calibration: EngineCalibration) -> None:
-        """Use these survivals, and the suffix lengths they were fitted with."""
-        self.calibration = calibration
-        self._table = device_table(calibration.ngram, self._req_states.device)
 
     def forget(self, slot: int) -> None:
         """A new request takes this slot."""
@@ -83,18 +71,21 @@ class NgramDrafting:
         return NgramProposal(self._padded(matches.drafts), matches.counts, survival)
 
     def look_up_calibrated(
-        self, input_batch: Any, num_sampled: torch.Tensor, temperature: torch.Tensor
+        self,
+        input_batch: Any,
+        num_sampled: torch.Tensor,
+        temperature: torch.Tensor,
+        calibration: InstalledCalibration,
     ) -> NgramProposal:
         """Longest matches with calibrated survival.
 
         Args:
             num_sampled: as in :meth:`look_up`.
             temperature: [max_num_reqs] by request slot.
+            calibration: also says which suffix lengths to match.
         """
-        assert self.calibration is not None
-        assert self._table is not None
-        table = self.calibration.ngram
-        num_tokens = min(self._num_slots, self._table.shape[2])
+        table = calibration.ngram
+        num_tokens = min(self._num_slots, calibration.ngram_survival.shape[2])
         matches, slots = self._matches(
             input_batch, num_sampled, num_tokens, table.min_n, table.max_n
         )
@@ -108,7 +99,10 @@ class NgramDrafting:
             temperatures=temperature[slots],
         )
         survival = survival_of(
-            self._table[:, :, :num_tokens], strata, matches.match_lengths, matches.counts
+            calibration.ngram_survival[:, :, :num_tokens],
+            strata,
+            matches.match_lengths,
+            matches.counts,
         )
         missing = self._num_slots - num_tokens
         return NgramProposal(

@@ -9,11 +9,10 @@ import torch
 import vllm.v1.worker.gpu.model_runner as stock_runner_module
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import get_max_chunk_logits
 
-from specbench.costs import CostTable
 from specbench.errors import UsageError
-from specbench.estimators.engine_payload import EngineCalibration
-from specbench.policies import Drafter, Policy, make_policy
+from specbench.policies import Policy
 from specbench.vllm_plugin.clock import DeviceClock
+from specbench.vllm_plugin.decisions import EngineLimits, StepDecisions
 from specbench.vllm_plugin.patching import replaced
 from specbench.vllm_plugin.settings import PluginSettings
 from specbench.vllm_plugin.speculators import PolicyDSparkSpeculator, PolicyNgramSpeculator
@@ -45,66 +44,46 @@ class PolicyRunner:
     def __init__(self, vllm_config: Any, device: torch.device) -> None:
         self.settings = PluginSettings.from_vllm_config(vllm_config)
         self.step_log = StepLog(DeviceClock(device))
-        self.policy: Policy = make_policy(self.settings.policy)
         # The constructor builds its speculator through this name.
         with replaced(stock_runner_module, "init_speculator", self._make_speculator):
             super().__init__(vllm_config, device)  # type: ignore[call-arg]
+        self.decisions = StepDecisions(self._limits())
+        if self.speculator is not None:
+            self.speculator.attach(self.decisions, self.step_log, self.req_states, self.settings)
         self.set_policy(self.settings.policy)
 
-    def _make_speculator(self, vllm_config: Any, device: torch.device, req_states: Any) -> Any:
+    def _limits(self) -> EngineLimits:
+        states, speculator = self.req_states, self.speculator
+        return EngineLimits(
+            num_slots=states.num_speculative_steps if speculator is not None else 0,
+            block_tokens=speculator.block_tokens if speculator is not None else 0,
+            max_num_reqs=states.max_num_reqs,
+            max_num_tokens=states.max_num_batched_tokens,
+            max_logits=get_max_chunk_logits(self.vocab_size),
+            device=states.device,
+        )
+
+    @staticmethod
+    def _make_speculator(vllm_config: Any, device: torch.device, req_states: Any) -> Any:
         method = vllm_config.speculative_config.method
         if method == "dspark":
-            speculator: Any = PolicyDSparkSpeculator(vllm_config, device)
-        elif method in ("ngram", "ngram_gpu"):
-            speculator = PolicyNgramSpeculator(vllm_config, device)
-        else:
-            raise UsageError(f"specbench policies run on dspark or ngram drafters, not {method!r}")
-        speculator.setup_policy(
-            self.policy,
-            self.step_log,
-            req_states,
-            self.settings,
-            vllm_config.speculative_config.num_speculative_tokens,
-        )
-        return speculator
+            return PolicyDSparkSpeculator(vllm_config, device)
+        if method in ("ngram", "ngram_gpu"):
+            return PolicyNgramSpeculator(vllm_config, device)
+        raise UsageError(f"specbench policies run on dspark or ngram drafters, not {method!r}")
+
+    @property
+    def policy(self) -> Policy:
+        """The policy in force."""
+        return self.decisions.policy
 
     def set_policy(self, spec: str) -> None:
         """Switch to ``name[:argument]``; no request may be running.
 
         Raises:
-            UsageError: unknown policy, or one this engine's drafter cannot serve.
+            UsageError: unknown policy, or one this engine cannot serve.
         """
-        policy = make_policy(spec)
-        if self.speculator is None and policy.drafter is not Drafter.NONE:
-            raise UsageError(
-                f"policy {spec!r} drafts, but the engine was started without a drafter"
-            )
-        if policy.drafter.uses_model and isinstance(self.speculator, PolicyNgramSpeculator):
-            raise UsageError(f"policy {spec!r} needs a model drafter; give one with --drafter")
-        prices_copies = policy.needs_calibration or policy.drafter is Drafter.BOTH
-        if prices_copies and self.speculator.ngram.calibration is None:
-            raise UsageError(
-                f"policy {spec!r} needs a calibration of n-gram acceptance, which is installed "
-                "after the engine has started; 'specbench calibrate' makes one"
-            )
-        manager = self.adaptive_verification
-        if prices_copies and policy.needs_costs and not (manager and manager.has_costs):
-            raise UsageError(f"policy {spec!r} needs step costs; run 'specbench costs profile'")
-        self.policy = policy
-        if self.speculator is not None:
-            self.speculator.policy = policy
-        if self.adaptive_verification is not None:
-            self.adaptive_verification.policy = policy
-
-    def set_calibration(self, calibration: EngineCalibration) -> None:
-        """Use these survivals for policies that price n-gram chains."""
-        if self.speculator is not None:
-            self.speculator.set_calibration(calibration)
-
-    def set_costs(self, table: CostTable) -> None:
-        """Use this cost table for policies that size a budget."""
-        if self.adaptive_verification is not None:
-            self.adaptive_verification.set_table(table)
+        self.decisions.switch(spec)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Load with the confidence head in use, which vLLM ties to its own flag.
@@ -133,7 +112,7 @@ class PolicyRunner:
             self.req_states,
             self.input_buffers.query_start_loc,
             self.model_state.num_new_sampled_tokens_per_step,
-            get_max_chunk_logits(self.vocab_size),
+            self.decisions.limits.max_logits,
         )
 
     def make_verification(
@@ -141,19 +120,16 @@ class PolicyRunner:
     ) -> PolicyVerification:
         """The manager that asks this runner's policy."""
         asynchronous = bool(self.vllm_config.scheduler_config.async_scheduling)
-        manager = PolicyVerification(
+        return PolicyVerification(
             req_states,
             query_start_loc,
             num_bonus,
             max_total_logits=max_logits,
-            policy=self.policy,
+            decisions=self.decisions,
             step_log=self.step_log,
             drafting=self.speculator,
             staleness=1 if asynchronous else self.settings.budget_staleness,
         )
-        self.speculator.costs_at = manager.device_costs
-        self.speculator.max_budget = manager.max_budget
-        return manager
 
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         """Target pass of one step, logged unless it is a dummy run or has no work."""
@@ -166,7 +142,7 @@ class PolicyRunner:
         step = self.step_log.begin(list(scheduled), finished)
         output = super().execute_model(scheduler_output, *args, **kwargs)  # type: ignore[misc]
         # Building the inputs is part of it: it grows with the tokens that are verified.
-        step.verify_marks.append((step.start, self.step_log.clock.mark()))
+        step.spans["verify"].append((step.start, self.step_log.clock.mark()))
         state = self.execute_model_state
         if state is not None:
             batch = state.input_batch
@@ -177,14 +153,12 @@ class PolicyRunner:
 
     def sample(self, hidden_states: torch.Tensor, input_batch: Any, grammar_output: Any) -> Any:
         """Sample and log how many tokens each request kept."""
-        clock = self.step_log.clock
-        start = clock.mark()
-        output, num_sampled, num_rejected = super().sample(  # type: ignore[misc]
-            hidden_states, input_batch, grammar_output
-        )
+        with self.step_log.span("verify"):
+            output, num_sampled, num_rejected = super().sample(  # type: ignore[misc]
+                hidden_states, input_batch, grammar_output
+            )
         step = self.step_log.current
         if step is not None:
-            step.verify_marks.append((start, clock.mark()))
             step.num_sampled = num_sampled.clone()
             step.num_rejected = num_rejected.clone()
         return output, num_sampled, num_rejected

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
+import contextlib
+from collections import defaultdict, deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -13,6 +15,9 @@ from specbench.vllm_plugin.clock import DeviceClock
 # Steps kept when nobody fetches them (a server that runs for days): about 20 minutes of
 # steps at 13 ms each.
 MAX_STEPS = 100_000
+
+# What a step spends time on. Decisions are made inside the other two, and counted apart.
+Part = Literal["verify", "draft", "verify_decision", "draft_decision"]
 
 
 @dataclass
@@ -23,10 +28,7 @@ class PendingStep:
     start: Any
     num_prompt_tokens: int = 0
     context_tokens: float = 0.0
-    verify_marks: list[tuple[Any, Any]] = field(default_factory=list)
-    draft_marks: list[tuple[Any, Any]] = field(default_factory=list)
-    decide_marks: list[tuple[Any, Any]] = field(default_factory=list)
-    choice_marks: list[tuple[Any, Any]] = field(default_factory=list)  # inside draft_marks
+    spans: dict[Part, list[tuple[Any, Any]]] = field(default_factory=lambda: defaultdict(list))
     num_sampled: torch.Tensor | None = None  # [num_reqs]
     num_rejected: torch.Tensor | None = None  # [num_reqs]
     draft_lengths: torch.Tensor | None = None  # [num_reqs]
@@ -54,6 +56,14 @@ class StepLog:
         self.current = step
         self._steps.append(step)
         return step
+
+    @contextlib.contextmanager
+    def span(self, part: Part) -> Iterator[None]:
+        """Count the block's duration as this part of the current step, if there is one."""
+        start = self.clock.mark()
+        yield
+        if self.current is not None:
+            self.current.spans[part].append((start, self.clock.mark()))
 
     def pause(self) -> None:
         """No request is left: the next step does not close the last one."""
@@ -85,6 +95,8 @@ class StepLog:
         step_ms = None
         if step.next_start is not None:
             step_ms = self.clock.elapsed_ms(step.start, step.next_start)
+        parts: tuple[Part, ...] = get_args(Part)
+        ms = {part: self._total_ms(step.spans[part]) for part in parts}
         return {
             "num_requests": len(sampled),
             "num_decoding": sum(s > 0 for s in sampled),
@@ -97,9 +109,9 @@ class StepLog:
             else 0,
             "num_requests_verified": len(with_drafts),
             "step_ms": step_ms,
-            "verify_ms": self._total_ms(step.verify_marks) - self._total_ms(step.decide_marks),
-            "draft_ms": self._total_ms(step.draft_marks) - self._total_ms(step.choice_marks),
-            "decide_ms": self._total_ms(step.decide_marks) + self._total_ms(step.choice_marks),
+            "verify_ms": ms["verify"] - ms["verify_decision"],
+            "draft_ms": ms["draft"] - ms["draft_decision"],
+            "decide_ms": ms["verify_decision"] + ms["draft_decision"],
             "context_tokens": step.context_tokens,
             "accepted_per_request": [a for a, _ in with_drafts],
             "verified_per_request": [v for _, v in with_drafts],

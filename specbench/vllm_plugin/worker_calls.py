@@ -33,7 +33,7 @@ class PolicyWorkerCalls:
     def specbench_set_costs(self, table: dict[str, Any]) -> dict[str, Any]:
         """Install a cost table, given as the object that its JSON file holds."""
         try:
-            self.model_runner.set_costs(costs_from_payload(table, "the cost table"))
+            self.model_runner.decisions.set_costs(costs_from_payload(table, "the cost table"))
         except SpecbenchError as error:
             return {"error": str(error)}
         return {}
@@ -41,7 +41,7 @@ class PolicyWorkerCalls:
     def specbench_set_calibration(self, payload: dict[str, Any]) -> dict[str, Any]:
         """Install a calibration; see specbench.estimators.engine_payload."""
         try:
-            self.model_runner.set_calibration(from_payload(payload))
+            self.model_runner.decisions.set_calibration(from_payload(payload))
         except SpecbenchError as error:
             return {"error": str(error)}
         return {}
@@ -76,7 +76,5 @@ class PolicyWorkerCalls:
             "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
             "async_scheduling": bool(config.scheduler_config.async_scheduling),
             "num_speculative_tokens": self.model_runner.num_speculative_steps,
-            "draft_block_tokens": self.model_runner.speculator.block_tokens
-            if self.model_runner.speculator is not None
-            else 0,
+            "draft_block_tokens": self.model_runner.decisions.limits.block_tokens,
         }

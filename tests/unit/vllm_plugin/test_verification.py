@@ -7,13 +7,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from plugin_decisions import BLOCK, MAX_REQS, SLOTS, make_decisions
 
-from specbench.costs import ContextCosts, CostCurve, CostTable
-from specbench.policies import make_policy
+from specbench.vllm_plugin.step_log import StepLog
 
 pytest.importorskip("vllm", reason="extends vLLM's manager, which is not installed")
 
-MAX_REQS, SLOTS, BLOCK = 4, 16, 7
 REQ_IDS = ["a", "b", "c"]
 
 
@@ -29,12 +28,10 @@ def make_manager(policy: str, staleness: int):
     from specbench.vllm_plugin.speculators import PolicyDrafting
     from specbench.vllm_plugin.verification import PolicyVerification
 
-    class Drafting(PolicyDrafting):
-        block_tokens = BLOCK
-
-    made = make_policy(policy)
-    drafting = Drafting()
-    drafting.policy = made
+    decisions = make_decisions()
+    decisions.switch(policy)
+    drafting = PolicyDrafting()
+    drafting.decisions = decisions
     drafting.chains = DraftChains(MAX_REQS, SLOTS, torch.device("cpu"))
     drafting.ngram = SimpleNamespace(forget=lambda slot: None)
     states = SimpleNamespace(
@@ -46,21 +43,16 @@ def make_manager(policy: str, staleness: int):
         num_computed_tokens_np=np.full(MAX_REQS, 50, dtype=np.int32),
         prefill_len=SimpleNamespace(np=np.full(MAX_REQS, 20, dtype=np.int32)),
     )
-    manager = PolicyVerification(
+    return PolicyVerification(
         states,
         torch.zeros(MAX_REQS + 1, dtype=torch.int32),
         1,
         max_total_logits=1000,
-        policy=made,
-        step_log=SimpleNamespace(clock=Clock(), current=None),
+        decisions=decisions,
+        step_log=StepLog(Clock()),
         drafting=drafting,
         staleness=staleness,
     )
-    curve = CostCurve(tokens=(1, 512), ms=(10.0, 11.0))
-    draft = CostCurve(tokens=(0, 64), ms=(0.0, 1.0))
-    context = ContextCosts(context_tokens=128, draft=draft, verify=curve)
-    manager.set_table(CostTable(contexts=(context,), fingerprint={}, provenance={}, padding="none"))
-    return manager
 
 
 def lengths_of(manager) -> list[int]:
@@ -93,15 +85,5 @@ def test_the_budget_goes_to_the_highest_survivals() -> None:
     batch = SimpleNamespace(num_reqs=3, idx_mapping=torch.arange(3))
     manager.record_confidences(torch.zeros(MAX_REQS, SLOTS), batch)
     assert lengths_of(manager) == [2, 2, 2]
-    manager.policy = make_policy("dspark")
+    manager.decisions.switch("dspark")
     assert lengths_of(manager)[0] >= lengths_of(manager)[1]
-
-
-def test_costs_on_the_device_are_the_hosts() -> None:
-    manager = make_manager("hybrid", 0)
-    costs = manager.device_costs(130.0)
-    assert costs is not None
-    assert costs.verify_ms.dtype == torch.float32
-    assert costs.verify_ms[1].item() == pytest.approx(10.0)
-    assert costs.draft_ms.shape[0] == MAX_REQS * BLOCK + 1
-    assert manager.device_costs(130.0) is costs

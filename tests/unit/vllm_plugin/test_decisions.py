@@ -1,0 +1,136 @@
+"""What the shared decision object refuses, installs and hands to the policy."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+from plugin_decisions import BLOCK, MAX_REQS, calibration, cost_table, make_decisions
+
+from specbench.errors import UsageError
+from specbench.policies import ChainChoice
+from specbench.vllm_plugin.installed import InstalledCalibration, InstalledCosts
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("policy", ["ngram", "dspark:3", "hybrid"])
+def test_without_a_drafter_only_plain_decoding_can_be_put_in_force(policy):
+    decisions = make_decisions(num_slots=0, block_tokens=0)
+    with pytest.raises(UsageError, match="started without a drafter"):
+        decisions.switch(policy)
+    decisions.switch("ar")
+    assert decisions.policy.name == "ar"
+    assert decisions.longest_chain == 0
+
+
+@pytest.mark.parametrize("policy", ["dspark:3", "hybrid"])
+def test_policies_that_draft_with_a_model_need_one(policy):
+    with pytest.raises(UsageError, match="--drafter"):
+        make_decisions(block_tokens=0).switch(policy)
+
+
+def test_what_a_policy_weighs_must_have_been_installed():
+    decisions = make_decisions(installed=False)
+    with pytest.raises(UsageError, match="'dspark' needs step costs"):
+        decisions.switch("dspark")
+    with pytest.raises(UsageError, match="'hybrid' needs a calibration"):
+        decisions.switch("hybrid")
+    decisions.set_calibration(calibration())
+    with pytest.raises(UsageError, match="'hybrid' needs step costs"):
+        decisions.switch("hybrid")
+    decisions.set_costs(cost_table())
+    decisions.switch("hybrid")
+
+
+def test_a_refused_policy_leaves_the_one_in_force():
+    decisions = make_decisions(installed=False)
+    decisions.switch("ngram")
+    with pytest.raises(UsageError):
+        decisions.switch("dspark")
+    assert decisions.policy.name == "ngram"
+
+
+def test_costs_on_the_device_are_the_hosts():
+    installed = InstalledCosts(cost_table(), 512, MAX_REQS * BLOCK, CPU)
+    host, device = installed.on_host(130.0), installed.on_device(130.0)
+    assert device.verify_ms.dtype == torch.float32
+    assert device.draft_ms.shape[0] == MAX_REQS * BLOCK + 1
+    torch.testing.assert_close(device.verify_ms.double(), host.verify_ms)
+    assert device.verify_ms[1].item() == pytest.approx(10.0)
+    assert installed.on_device(120.0) is device
+
+
+def test_a_new_table_replaces_the_old_one():
+    decisions = make_decisions()
+    decisions.switch("dspark")
+    survival = torch.full((2, BLOCK), 0.5, dtype=torch.float64)
+    capacity = torch.full((2,), BLOCK)
+
+    def budget():
+        return decisions.verify_budget(
+            survival, capacity, num_base_tokens=2, num_sampling=2, context_tokens=50.0
+        )
+
+    assert budget() == 2 * BLOCK
+    table = cost_table()
+    steep = table.contexts[0].verify.__class__(tokens=(1, 512), ms=(10.0, 51110.0))
+    context = table.contexts[0].__class__(128, table.contexts[0].draft, steep)
+    decisions.set_costs(table.__class__(contexts=(context,), padding="none"))
+    assert budget() == 0
+
+
+def test_temperatures_must_cover_the_drafters_block():
+    with pytest.raises(UsageError, match="temperatures for 3 positions, the drafter drafts 7"):
+        make_decisions().set_calibration(calibration((1.0, 1.1, 1.2)))
+
+
+def test_confidences_are_tempered_only_if_the_calibration_says_so():
+    confidence = torch.tensor([[0.8, 0.3]])
+    raw = InstalledCalibration.install(calibration(), 2, CPU)
+    assert raw.calibrated(confidence) is confidence
+    tempered = InstalledCalibration.install(calibration((2.0, 2.0)), 2, CPU)
+    expected = torch.sigmoid(torch.logit(confidence) / 2.0)
+    torch.testing.assert_close(tempered.calibrated(confidence), expected)
+
+
+@pytest.mark.parametrize(
+    ("policy", "longest"), [("ar", 0), ("dspark", BLOCK), ("ngram:12", 12), ("hybrid", 16)]
+)
+def test_the_longest_chain_is_what_the_drafters_can_fill(policy, longest):
+    decisions = make_decisions()
+    decisions.switch(policy)
+    assert decisions.longest_chain == longest
+
+
+def test_chains_are_chosen_at_the_engines_costs():
+    decisions = make_decisions()
+    decisions.switch("hybrid")
+    model = torch.tensor([[0.9, 0.8], [0.1, 0.0]])
+    copied = torch.tensor([[0.2, 0.1], [0.7, 0.6]])
+    choice = decisions.choose_chains(
+        model, copied, num_sampling=torch.tensor(2), context_tokens=50.0
+    )
+    assert isinstance(choice, ChainChoice)
+    assert choice.use_ngram.tolist() == [False, True]
+
+
+def test_a_step_cannot_verify_more_rows_of_logits_than_it_has():
+    assert make_decisions().max_budget(3) == 997
+    assert make_decisions(max_logits=2).max_budget(3) == 0
+
+
+def test_propose_names_its_arguments_as_vllm_does():
+    pytest.importorskip("vllm", reason="holds the method that is overridden")
+    import vllm.v1.worker.cpu.shm  # noqa: F401  (must precede vllm.v1.worker.gpu)
+    from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
+
+    from specbench.vllm_plugin.speculators import PolicyDSparkSpeculator, PolicyNgramSpeculator
+
+    theirs = list(inspect.signature(BaseSpeculator.propose).parameters)
+    for ours in (PolicyDSparkSpeculator, PolicyNgramSpeculator):
+        parameters = inspect.signature(ours.propose).parameters.values()
+        named = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+        assert named == theirs[: len(named)]
+        assert "num_sampled" in named
