@@ -88,7 +88,8 @@ class StepDecisions:
             )
         if not self.limits.block_tokens and policy.drafter.uses_model:
             raise UsageError(f"policy {spec!r} needs a model drafter; give one with --drafter")
-        if policy.needs_calibration and self.calibration is None:
+        prices_copies = policy.needs_calibration or policy.drafter is Drafter.BOTH
+        if prices_copies and self.calibration is None:
             raise UsageError(
                 f"policy {spec!r} needs a calibration of n-gram acceptance, which is installed "
                 "after the engine has started; 'specbench calibrate' makes one"

@@ -10,6 +10,7 @@ from plugin_decisions import BLOCK, MAX_REQS, calibration, cost_table, make_deci
 
 from specbench.errors import UsageError
 from specbench.policies import ChainChoice
+from specbench.policies.hybrid import Hybrid
 from specbench.vllm_plugin.installed import InstalledCalibration, InstalledCosts
 
 CPU = torch.device("cpu")
@@ -42,6 +43,13 @@ def test_what_a_policy_weighs_must_have_been_installed():
         decisions.switch("hybrid")
     decisions.set_costs(cost_table())
     decisions.switch("hybrid")
+
+
+def test_whoever_runs_both_drafters_needs_a_calibration(monkeypatch):
+    """Also a policy of another distribution that does not say so: copies have no other price."""
+    monkeypatch.setattr(Hybrid, "needs_calibration", False)
+    with pytest.raises(UsageError, match="needs a calibration"):
+        make_decisions(installed=False).switch("hybrid")
 
 
 def test_a_refused_policy_leaves_the_one_in_force():
