@@ -1,11 +1,12 @@
 """Policies by name. Importing this package registers the built-in ones."""
 
-from specbench.policies import ar, dspark, hybrid, ngram
+from specbench.policies import ar, dspark, forespark, hybrid, ngram
 from specbench.policies.base import (
     POLICIES,
     DraftBatch,
     Drafter,
     Policy,
+    PreDraftBatch,
     StepCosts,
     VerifyBatch,
     make_policy,
@@ -18,10 +19,12 @@ __all__ = [
     "DraftBatch",
     "Drafter",
     "Policy",
+    "PreDraftBatch",
     "StepCosts",
     "VerifyBatch",
     "ar",
     "dspark",
+    "forespark",
     "hybrid",
     "make_policy",
     "ngram",

@@ -52,6 +52,29 @@ class StepCosts:
 
 
 @dataclass(frozen=True)
+class PreDraftBatch:
+    """What is known before the model drafter runs, when the step's drafting is sized (host).
+
+    Attributes:
+        survival: [num_reqs, num_steps] float64 predicted, non-increasing along a row.
+        capacity: [num_reqs] int, tokens each request can draft; 0 if it did not sample.
+        resolution: share of the variance of acceptance, given the prediction, that the
+            drafter's confidences explain: what drafting a token shows about it, 0 to 1.
+        num_base_tokens: tokens of the next target pass that are not drafts, as far as
+            known (one per request; prompts that will join are not).
+        num_sampling: requests that will emit a bonus token.
+        max_budget: largest number of draft tokens the engine can verify in one step.
+    """
+
+    survival: torch.Tensor
+    capacity: torch.Tensor
+    resolution: float
+    num_base_tokens: int
+    num_sampling: int
+    max_budget: int
+
+
+@dataclass(frozen=True)
 class VerifyBatch:
     """What is known when the verification budget of a step is sized (on the host).
 
@@ -61,7 +84,7 @@ class VerifyBatch:
         num_base_tokens: tokens of the step that are not drafts (one per decoding
             request, plus prefill chunks).
         num_sampling: requests that will emit a bonus token.
-        num_drafted: tokens drafted in a step at this batch size (what the drafter costs).
+        num_drafted: tokens the model drafted for this step (what the drafter cost).
         max_budget: largest number of draft tokens the engine can verify in one step.
     """
 
@@ -105,7 +128,8 @@ class Policy(ABC):
 
     Subclasses set ``name`` and ``drafter`` and implement :meth:`verify_budget`; those that
     weigh costs set ``needs_costs``, and the engine then brings a cost table. Those with
-    ``Drafter.BOTH`` also implement :meth:`choose_chains`.
+    ``Drafter.BOTH`` also implement :meth:`choose_chains`. Those that decide how much is
+    drafted set ``sizes_drafts`` and implement :meth:`draft_budget`.
     """
 
     name: ClassVar[str]
@@ -113,8 +137,27 @@ class Policy(ABC):
     needs_costs: bool = False
     # Whether n-gram chains are priced by a calibration, which the engine then brings.
     needs_calibration: bool = False
+    # Whether the model drafts as many tokens as the policy says, for which the engine then
+    # predicts survivals; otherwise it drafts whole blocks, unasked.
+    sizes_drafts: bool = False
     # Longest n-gram chain to look up; None takes every slot the engine has.
     max_ngram_tokens: int | None = None
+
+    def draft_budget(self, batch: PreDraftBatch, costs: StepCosts | None) -> int:
+        """Number of tokens the model drafts in this step, 0 to ``capacity.sum()``.
+
+        With 0 the drafter does not run. The default drafts whole blocks.
+        """
+        return int(batch.capacity.sum())
+
+    def draft_lengths(
+        self, survival: torch.Tensor, capacity: torch.Tensor, budget: int
+    ) -> torch.Tensor:
+        """Share ``budget`` out. [num_reqs] int; runs on the device, without host reads.
+
+        The default drafts the ``budget`` slots of largest predicted survival.
+        """
+        return allocate_by_survival(survival, capacity, budget)
 
     @abstractmethod
     def verify_budget(self, batch: VerifyBatch, costs: StepCosts | None) -> int:

@@ -88,6 +88,8 @@ class StepDecisions:
             )
         if not self.limits.block_tokens and policy.drafter.uses_model:
             raise UsageError(f"policy {spec!r} needs a model drafter; give one with --drafter")
+        if policy.sizes_drafts:
+            raise UsageError(f"policy {spec!r} sizes drafts, which this engine cannot do yet")
         prices_copies = policy.needs_calibration or policy.drafter is Drafter.BOTH
         if prices_copies and self.calibration is None:
             raise UsageError(

@@ -15,6 +15,7 @@ from specbench.policies import (
     DraftBatch,
     Drafter,
     Policy,
+    PreDraftBatch,
     StepCosts,
     VerifyBatch,
     make_policy,
@@ -75,6 +76,53 @@ def test_budget_and_lengths_stay_within_what_was_drafted(
     assert int(lengths.sum()) == budget
 
 
+def pre_draft(batch: VerifyBatch, resolution: float = 0.3) -> PreDraftBatch:
+    """The same survivals, predicted."""
+    return PreDraftBatch(
+        survival=batch.survival,
+        capacity=batch.capacity,
+        resolution=resolution,
+        num_base_tokens=batch.num_base_tokens,
+        num_sampling=batch.num_sampling,
+        max_budget=batch.max_budget,
+    )
+
+
+@every_policy
+@settings(deadline=None)  # machine load must not fail a test
+@given(batch=batches(), slope=st.floats(0.0, 20.0), resolution=st.floats(0.0, 1.0))
+def test_drafting_is_shared_out_whole_and_best_slots_first(
+    spec: str, batch: VerifyBatch, slope: float, resolution: float
+) -> None:
+    policy = make_policy(spec)
+    budget = policy.draft_budget(pre_draft(batch, resolution), step_costs(slope))
+    assert type(budget) is int
+    assert 0 <= budget <= int(batch.capacity.sum())
+    lengths = policy.draft_lengths(batch.survival, batch.capacity, budget)
+    assert lengths.shape == batch.capacity.shape
+    assert lengths.dtype == batch.capacity.dtype
+    assert ((lengths >= 0) & (lengths <= batch.capacity)).all()
+    assert int(lengths.sum()) == budget
+    # Work-conserving: no slot that is left out is likelier than one that was taken.
+    steps = torch.arange(batch.survival.shape[1])
+    taken = steps < lengths[:, None]
+    left = ~taken & (steps < batch.capacity[:, None])
+    if taken.any() and left.any():
+        assert batch.survival[left].max() <= batch.survival[taken].min()
+
+
+@every_policy
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_impossible_predictions_do_not_crash(spec: str, bad: float) -> None:
+    policy = make_policy(spec)
+    survival = torch.tensor([[0.9, bad, bad], [bad, 0.2, 0.1]], dtype=torch.float64)
+    batch = make_batch(survival, torch.tensor([3, 2], dtype=torch.int32))
+    budget = policy.draft_budget(pre_draft(batch), step_costs())
+    assert 0 <= budget <= 5
+    lengths = policy.draft_lengths(survival, batch.capacity, budget)
+    assert ((lengths >= 0) & (lengths <= batch.capacity)).all()
+
+
 @every_policy
 @settings(deadline=None)  # machine load must not fail a test
 @given(batch=batches())
@@ -84,20 +132,25 @@ def test_deciding_twice_gives_the_same_and_changes_no_input(spec: str, batch: Ve
     before = [tensor.clone() for tensor in inputs]
     decisions = []
     for _ in range(2):
+        drafted = policy.draft_budget(pre_draft(batch), costs)
+        draft_lengths = policy.draft_lengths(batch.survival, batch.capacity, drafted)
         budget = policy.verify_budget(batch, costs)
         lengths = policy.verify_lengths(batch.survival, batch.capacity, budget)
-        decisions.append((budget, lengths.tolist()))
+        decisions.append((drafted, draft_lengths.tolist(), budget, lengths.tolist()))
     assert decisions[0] == decisions[1]
     assert all(torch.equal(old, new) for old, new in zip(before, inputs, strict=True))
 
 
 @every_policy
 @pytest.mark.parametrize("shape", [(0, 7), (0, 0), (3, 0)])
-def test_empty_batches_verify_nothing(spec: str, shape: tuple[int, int]) -> None:
+def test_empty_batches_draft_and_verify_nothing(spec: str, shape: tuple[int, int]) -> None:
     policy = make_policy(spec)
     survival = torch.empty(shape, dtype=torch.float64)
     capacity = torch.zeros(shape[0], dtype=torch.int32)
-    assert policy.verify_budget(make_batch(survival, capacity), step_costs()) == 0
+    batch = make_batch(survival, capacity)
+    assert policy.draft_budget(pre_draft(batch), step_costs()) == 0
+    assert policy.draft_lengths(survival, capacity, 0).tolist() == [0] * shape[0]
+    assert policy.verify_budget(batch, step_costs()) == 0
     assert policy.verify_lengths(survival, capacity, 0).tolist() == [0] * shape[0]
 
 
@@ -124,17 +177,19 @@ def test_policies_that_need_no_costs_take_none(spec: str) -> None:
 # one raises, whatever it is spelled.
 
 
-def lengths_on_meta(policy: Policy) -> torch.Tensor:
+def lengths_on_meta(policy: Policy, decide: str) -> torch.Tensor:
     survival = torch.empty(5, 7, device="meta")
     capacity = torch.empty(5, dtype=torch.int32, device="meta")
-    return policy.verify_lengths(survival, capacity, 9)
+    lengths: torch.Tensor = getattr(policy, decide)(survival, capacity, 9)
+    return lengths
 
 
 @every_policy
 def test_sharing_out_reads_nothing_back_to_the_host(spec: str) -> None:
-    lengths = lengths_on_meta(make_policy(spec))
-    assert lengths.device.type == "meta"
-    assert lengths.shape == (5,)
+    for decide in ("draft_lengths", "verify_lengths"):
+        lengths = lengths_on_meta(make_policy(spec), decide)
+        assert lengths.device.type == "meta"
+        assert lengths.shape == (5,)
 
 
 # Policies that run both drafters choose one chain per request, on the device as well.
@@ -225,4 +280,4 @@ def test_the_check_above_notices_every_kind_of_read(
             return capacity
 
     with pytest.raises((RuntimeError, NotImplementedError, TypeError)):
-        lengths_on_meta(Reading())
+        lengths_on_meta(Reading(), "verify_lengths")
