@@ -259,6 +259,7 @@ def _assemble(
         ngram=ngram.table,
         temperatures=None if confidence is None else confidence.table,
         provenance=provenance,
+        acceptance=None if confidence is None else confidence.acceptance,
     )
 
 
@@ -278,6 +279,9 @@ def _remarks(
     else:
         remarks["num_prompts_for_temperatures"] = confidence.num_prompts
         remarks["num_blocks_for_temperatures"] = confidence.num_blocks
+        with_record, prior_alone = confidence.acceptance_losses
+        remarks["acceptance_nats_with_record"] = with_record
+        remarks["acceptance_nats_prior_alone"] = prior_alone
         remarks["positions_at_the_search_limit"] = list(confidence.hit_bound)
     return remarks
 

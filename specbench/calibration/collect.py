@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
@@ -22,7 +22,9 @@ from numpy.typing import NDArray
 from specbench.errors import InputError
 from specbench.estimators.ngram_chains import NgramChains
 from specbench.estimators.ngram_features import update_recent
-from specbench.kernels.ngram_lookup import NgramMatches, ngram_lookup
+
+if TYPE_CHECKING:
+    from specbench.kernels.ngram_lookup import NgramMatches
 
 # Responses walked in step with each other: enough that a step's fixed cost (some ten tensor
 # operations) is small beside its lookups, few enough that lengths within a batch are similar.
@@ -170,6 +172,10 @@ def _walk(
     texts: _Texts, min_n: int, max_n: int, num_positions: int
 ) -> Iterator[dict[str, NDArray[Any]]]:
     """The steps of one batch: for each, columns of the requests that still decode."""
+    # Not above: it loads numba, and an engine that starts in this process before (to write the
+    # text) reads every attribute of every module loaded, which fails on numba's lazy ones.
+    from specbench.kernels.ngram_lookup import ngram_lookup
+
     # Tokens known to the lookup: the prompt and the first response token, from the prefill.
     known = texts.num_prompt_tokens + 1
     recent = torch.full((len(texts.response),), torch.nan)

@@ -1,4 +1,4 @@
-"""Fit the temperatures of a DSpark drafter's confidence head on replayed responses."""
+"""Fit what belongs to a DSpark drafter on replayed responses: temperatures, usual acceptance."""
 
 from __future__ import annotations
 
@@ -22,6 +22,11 @@ from specbench.calibration.reliability_report import (
 from specbench.engines.model_cache import DrafterRef
 from specbench.errors import InputError
 from specbench.estimators.acceptance_evaluation import ALL, position_reports
+from specbench.estimators.recent_acceptance import (
+    AcceptancePrior,
+    RecentAcceptance,
+    resolution,
+)
 from specbench.estimators.sts_interop import StsTable
 from specbench.estimators.temperature_scaling import SequentialTemperatureScaling
 from specbench.training.drafter_checkpoint import load_drafter
@@ -51,12 +56,17 @@ class ConfidenceFit:
     Attributes:
         table: temperatures, fitted on all prompts.
         report: of temperatures fitted on half of the prompts, graded on the other half.
+        acceptance: what to expect of a block before it is drafted, fitted on all prompts.
+        acceptance_losses: of that estimate, fitted on half of the prompts and graded on the
+            other half: nats a token with a request's own record, and with the prior alone.
         hit_bound: positions whose search ended at its limit; the head is wrong there.
         num_prompts, num_blocks: what was fitted on.
     """
 
     table: StsTable
     report: ReliabilityReport
+    acceptance: AcceptancePrior
+    acceptance_losses: tuple[float, float]
     hit_bound: tuple[int, ...]
     num_prompts: int
     num_blocks: int
@@ -147,12 +157,17 @@ def fit_blocks(steps: ReplaySteps, sequences: pl.DataFrame, *, seed: int) -> Con
         raise InputError(f"{len(prompts)} prompt(s) to fit temperatures on; generate more")
     shuffled = np.random.default_rng(seed).permutation(prompts)
     is_fit = np.isin(group, shuffled[: len(shuffled) // 2])
-    half = _fit(steps.take(is_fit))
+    half, held_out = _fit(steps.take(is_fit)), steps.take(~is_fit)
+    half_acceptance = _fit_acceptance(steps.take(is_fit))
     labels = source_labels(sequences["source"].to_numpy()[steps.sequence_ids])
     whole = _fit(steps)
     return ConfidenceFit(
         table=whole.table(dataset="target's own answers to built-in prompts"),
-        report=_grade(half, steps.take(~is_fit), group[~is_fit], np.asarray(labels)[~is_fit]),
+        report=_grade(half, held_out, group[~is_fit], np.asarray(labels)[~is_fit]),
+        acceptance=_fit_acceptance(steps).prior(_resolution(half, half_acceptance, held_out)),
+        acceptance_losses=half_acceptance.log_losses(
+            held_out.num_accepted, held_out.num_labels, held_out.sequence_ids
+        ),
         hit_bound=tuple((np.flatnonzero(whole.hit_bound_) + 1).tolist()),
         num_prompts=len(prompts),
         num_blocks=len(steps),
@@ -163,6 +178,24 @@ def _fit(steps: ReplaySteps) -> SequentialTemperatureScaling:
     assert steps.confidence_logits is not None
     return SequentialTemperatureScaling().fit(
         steps.confidence_logits, steps.num_accepted, steps.num_labels
+    )
+
+
+def _fit_acceptance(steps: ReplaySteps) -> RecentAcceptance:
+    return RecentAcceptance().fit(steps.num_accepted, steps.num_labels, steps.sequence_ids)
+
+
+def _resolution(
+    temperatures: SequentialTemperatureScaling, acceptance: RecentAcceptance, steps: ReplaySteps
+) -> float:
+    """How much more confidences know than what is known before drafting."""
+    assert steps.confidence_logits is not None
+    positions = np.arange(steps.confidence_logits.shape[1])
+    return resolution(
+        acceptance.predict(steps.num_accepted, steps.num_labels, steps.sequence_ids),
+        temperatures.survival(steps.confidence_logits),
+        steps.num_accepted[:, None] > positions,
+        steps.num_labels[:, None] > positions,
     )
 
 

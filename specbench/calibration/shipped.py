@@ -29,10 +29,11 @@ class FoundCalibration:
     """A calibration that fits the engine.
 
     Attributes:
-        calibration: ``temperatures`` are left out where they are another drafter's.
+        calibration: ``temperatures`` and ``acceptance`` are left out where they are
+            another drafter's.
         folder: where it was read.
         origin: given by the user, from the cache, or shipped with the package.
-        has_other_drafter: it had temperatures, of another drafter than the engine's; they
+        has_other_drafter: it had some, of another drafter than the engine's; they
             were left out, and the caller should say so.
     """
 
@@ -111,7 +112,9 @@ def _fitting(
     calibration = load_calibration(folder)
     is_other = calibration.temperatures is not None and calibration.drafter_fingerprint != drafter
     if is_other and calibration.ngram is not None:
-        calibration = replace(calibration, temperatures=None, drafter_fingerprint=None)
+        calibration = replace(
+            calibration, temperatures=None, drafter_fingerprint=None, acceptance=None
+        )
     table = calibration.ngram
     facts = EngineFacts(
         model_fingerprint=model,

@@ -1,12 +1,12 @@
 """Calibration artefacts: a folder of two files, bound to the models they were fitted on.
 
 ``calibration.json`` holds what the engine reads: fingerprints, the n-gram table, the
-drafter's temperatures. ``provenance.json`` holds how it came about and how well it does, and
-the SHA-256 of the first, so that the two cannot be mixed up.
+drafter's temperatures and its usual acceptance. ``provenance.json`` holds how it came about
+and how well it does, and the SHA-256 of the first, so that the two cannot be mixed up.
 
 History of the file format (``VERSION``):
 
-1  first version.
+1  first version. ``acceptance`` came later; files without it are read as having none.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ from specbench.cache import write_text_atomically
 from specbench.errors import InputError, UsageError
 from specbench.estimators.json_fields import (
     mapping,
+    number,
     numbers,
     read_json_object,
     text,
     whole,
 )
 from specbench.estimators.ngram_table import NgramTable, Stratification, validate_table
+from specbench.estimators.recent_acceptance import AcceptancePrior, validate_prior
 from specbench.estimators.sts_interop import (
     StsFormat,
     StsTable,
@@ -81,10 +83,12 @@ class Calibration:
 
     Attributes:
         model_fingerprint, tokenizer_fingerprint: of the target whose acceptance it is.
-        drafter_fingerprint: of the model drafter that ``temperatures`` belong to; None
-            exactly if there are none. The n-gram table is good with any drafter.
+        drafter_fingerprint: of the model drafter that ``temperatures`` and ``acceptance``
+            belong to; None exactly if there are none. The n-gram table is good with any
+            drafter.
         ngram: survival of n-gram chains, or None.
         temperatures: of the drafter's confidence head, or None.
+        acceptance: what is expected of the drafter before it drafts, or None.
         provenance: where it comes from.
     """
 
@@ -94,6 +98,7 @@ class Calibration:
     ngram: NgramTable | None
     temperatures: StsTable | None
     provenance: Provenance
+    acceptance: AcceptancePrior | None = None
 
 
 @dataclass(frozen=True)
@@ -162,6 +167,7 @@ def load_calibration(folder: Path) -> Calibration:
     source = str(path)
     drafter = payload.get("drafter_fingerprint")
     ngram, temperatures = payload.get("ngram"), payload.get("temperatures")
+    acceptance = payload.get("acceptance")
     calibration = Calibration(
         model_fingerprint=text(payload.get("model_fingerprint"), f"{source}, model_fingerprint"),
         tokenizer_fingerprint=text(
@@ -177,6 +183,7 @@ def load_calibration(folder: Path) -> Calibration:
             mapping(temperatures, f"{source}, temperatures"), f"{source}, temperatures"
         ),
         provenance=_provenance(provenance, str(provenance_path)),
+        acceptance=None if acceptance is None else _prior(acceptance, f"{source}, acceptance"),
     )
     validate_calibration(calibration, source)
     return calibration
@@ -191,6 +198,12 @@ def validate_calibration(calibration: Calibration, source: str) -> None:
             f"{source}: temperatures belong to a drafter; give both or neither of temperatures "
             f"and drafter_fingerprint"
         )
+    if calibration.acceptance is not None:
+        if calibration.temperatures is None:
+            raise InputError(
+                f"{source}: acceptance belongs to a drafter with temperatures; calibrate again"
+            )
+        validate_prior(calibration.acceptance, f"{source}, acceptance")
     if calibration.ngram is not None:
         validate_table(calibration.ngram, f"{source}, ngram")
     if calibration.temperatures is not None:
@@ -272,8 +285,10 @@ def _calibration_json(calibration: Calibration) -> str:
         "temperatures": None
         if calibration.temperatures is None
         else temperatures_to_payload(calibration.temperatures, StsFormat.SGLANG),
-        "ngram": None,
     }
+    if calibration.acceptance is not None:
+        payload["acceptance"] = asdict(calibration.acceptance)
+    payload["ngram"] = None
     table = calibration.ngram
     if table is None:
         return json.dumps(payload, indent=2, allow_nan=False) + "\n"
@@ -317,6 +332,16 @@ def _ngram_table(value: Any, where: str) -> NgramTable:
         min_n=whole(payload.get("min_n"), f"{where}, min_n"),
         max_n=whole(payload.get("max_n"), f"{where}, max_n"),
         stratification=stratification,
+    )
+
+
+def _prior(value: Any, where: str) -> AcceptancePrior:
+    payload = mapping(value, where)
+    return AcceptancePrior(
+        conditional=numbers(payload.get("conditional"), f"{where}, conditional"),
+        weight=number(payload.get("weight"), f"{where}, weight"),
+        decay=number(payload.get("decay"), f"{where}, decay"),
+        resolution=number(payload.get("resolution"), f"{where}, resolution"),
     )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from specbench.estimators.calibration_store import Calibration
 from specbench.estimators.ngram_table import NgramTable, Stratification, validate_table
+from specbench.estimators.recent_acceptance import AcceptancePrior, validate_prior
 
 SOURCE = "the calibration"
 
@@ -20,10 +21,12 @@ class EngineCalibration:
     Attributes:
         ngram: survival of n-gram chains; also says which suffix lengths to look up.
         temperatures: of the model drafter's confidences by position; None leaves them raw.
+        acceptance: what is expected of the model drafter before it drafts, if known.
     """
 
     ngram: NgramTable
     temperatures: tuple[float, ...] | None
+    acceptance: AcceptancePrior | None = None
 
 
 def to_payload(calibration: Calibration) -> dict[str, Any]:
@@ -35,7 +38,7 @@ def to_payload(calibration: Calibration) -> dict[str, Any]:
     table = calibration.ngram
     if table is None:
         raise ValueError("a calibration without an n-gram table is of no use to a policy")
-    scaling = calibration.temperatures
+    scaling, acceptance = calibration.temperatures, calibration.acceptance
     return {
         "min_n": table.min_n,
         "max_n": table.max_n,
@@ -43,6 +46,7 @@ def to_payload(calibration: Calibration) -> dict[str, Any]:
         "recent_edges": list(table.stratification.recent_edges),
         "survival": table.survival.tolist(),
         "temperatures": None if scaling is None else list(scaling.temperatures),
+        "acceptance": None if acceptance is None else asdict(acceptance),
     }
 
 
@@ -52,5 +56,11 @@ def from_payload(payload: dict[str, Any]) -> EngineCalibration:
     survival = np.asarray(payload["survival"], dtype=np.float32)
     table = NgramTable(survival, payload["min_n"], payload["max_n"], strata)
     validate_table(table, SOURCE)
-    temperatures = payload["temperatures"]
-    return EngineCalibration(table, None if temperatures is None else tuple(temperatures))
+    temperatures, found = payload["temperatures"], payload["acceptance"]
+    acceptance = None
+    if found is not None:
+        acceptance = AcceptancePrior(**{**found, "conditional": tuple(found["conditional"])})
+        validate_prior(acceptance, SOURCE)
+    return EngineCalibration(
+        table, None if temperatures is None else tuple(temperatures), acceptance
+    )

@@ -7,12 +7,15 @@ Triton is executed and vLLM's V1 runner is untouched.
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from specbench.vllm_plugin.cpu.binding import Twin, bound_by_name
 from specbench.vllm_plugin.cpu.capacities import then_check
+from specbench.vllm_plugin.patching import replaced
 
 
 def prepare_process() -> None:
@@ -33,7 +36,8 @@ def prepare_process() -> None:
     original_config = CpuPlatform.check_and_update_config.__func__
 
     def register_overrides(cls: type) -> None:
-        original_hook(cls)
+        with scanning_only_vllm():
+            original_hook(cls)
         install_twins()
 
     def check_and_update_config(cls: type, vllm_config: Any) -> None:
@@ -77,6 +81,29 @@ def refuse_config(vllm_config: Any) -> None:
             value = getattr(value, attribute, None)
         if value and vllm_config.use_v2_model_runner:
             raise ValueError(f"{path} is not supported on a CPU: {reason}")
+
+
+@contextlib.contextmanager
+def scanning_only_vllm() -> Iterator[None]:
+    """Let vLLM look for references to its kernels among its own modules only.
+
+    Its scan reads every attribute of every imported module and fails on lazily importing
+    ones (llvmlite's, which numba loads). Kernels are only ever held by vLLM's modules.
+    """
+    from vllm.triton_utils import dispatcher
+
+    with replaced(dispatcher, "sys", SimpleNamespace(modules=_VllmModules())):
+        yield
+
+
+class _VllmModules:
+    """``sys.modules``, of which only vLLM's are listed."""
+
+    def __getitem__(self, name: str) -> ModuleType:
+        return sys.modules[name]
+
+    def values(self) -> list[ModuleType]:
+        return [module for name, module in sys.modules.items() if name.startswith("vllm")]
 
 
 def install_twins() -> None:
@@ -123,9 +150,7 @@ def registered_wrappers() -> dict[str, Any]:
 def register_overrides(overrides: Mapping[str, Twin]) -> None:
     """Route launches of the named kernels to their twins, in vLLM's modules only.
 
-    vLLM's own ``register_kernels`` compares every attribute of every imported module and
-    fails on lazily importing ones (llvmlite's). Kernels are only ever held by vLLM's
-    modules, so the scan is limited to those.
+    The launch is bound by name, which vLLM's own ``register_kernels`` does not do.
     """
     from vllm.triton_utils import dispatcher
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,12 @@ from specbench.estimators.ngram_features import RECENT_WEIGHT, update_recent
 from specbench.training.responses import SCHEMA
 
 MIN_N, MAX_N, NUM_POSITIONS = 2, 4, 5
+
+
+def test_the_engine_that_writes_the_text_starts_without_numba() -> None:
+    program = "import sys, specbench.calibration.calibrate; assert 'numba' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def frame(*rows: tuple[list[int], list[int]], **columns: list[Any]) -> pl.DataFrame:

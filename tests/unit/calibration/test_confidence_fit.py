@@ -44,6 +44,12 @@ def test_true_temperatures_are_found() -> None:
     np.testing.assert_allclose(fit.table.temperatures, TRUE_TEMPERATURES, rtol=0.15)
     assert fit.hit_bound == ()
     assert fit.num_prompts == 50
+    # Every block is as likely as the next: the record of a request says nothing. Confidences
+    # do, on both positions.
+    with_record, alone = fit.acceptance_losses
+    assert with_record == pytest.approx(alone, abs=0.005)
+    assert len(fit.acceptance.conditional) == 2
+    assert 0.2 < fit.acceptance.resolution < 0.8
     report = fit.report
     assert list(report.sources) == ["all", "chat", "code-edit"]
     assert report.sources["all"].num_prompts == 25

@@ -24,6 +24,7 @@ from specbench.estimators.calibration_store import (
     save_calibration,
 )
 from specbench.estimators.ngram_table import NgramTable, Stratification
+from specbench.estimators.recent_acceptance import AcceptancePrior
 from specbench.estimators.sts_interop import StsTable
 
 # Before a fixture puts another folder in its place.
@@ -37,6 +38,7 @@ BOTH = Calibration(
     ngram=NgramTable(SURVIVAL, 2, 3, Stratification()),
     temperatures=StsTable((1.5, 2.0)),
     provenance=PROVENANCE,
+    acceptance=AcceptancePrior((0.6, 0.5), weight=4.0, decay=0.98, resolution=0.25),
 )
 
 
@@ -98,12 +100,14 @@ def test_another_drafter_leaves_the_table(tmp_path: Path) -> None:
         assert found is not None
         assert found.has_other_drafter
         assert found.calibration.temperatures is None
+        assert found.calibration.acceptance is None
         assert found.calibration.drafter_fingerprint is None
         np.testing.assert_array_equal(found.calibration.ngram.survival, SURVIVAL)  # type: ignore[union-attr]
     same = find(tmp_path / "given")
     assert same is not None
     assert not same.has_other_drafter
     assert same.calibration.temperatures == BOTH.temperatures
+    assert same.calibration.acceptance == BOTH.acceptance
 
 
 def test_a_given_one_without_a_table_must_fit_the_drafter(tmp_path: Path) -> None:

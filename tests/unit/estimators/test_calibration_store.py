@@ -22,6 +22,7 @@ from specbench.estimators.calibration_store import (
 from specbench.estimators.ngram_acceptance import NgramAcceptance
 from specbench.estimators.ngram_chains import NgramChains
 from specbench.estimators.ngram_table import NgramTable, Stratification
+from specbench.estimators.recent_acceptance import AcceptancePrior
 from specbench.estimators.sts_interop import StsTable
 
 PROVENANCE = Provenance(
@@ -43,7 +44,9 @@ CALIBRATION = Calibration(
     ngram=NgramTable(SURVIVAL, min_n=2, max_n=3, stratification=Stratification()),
     temperatures=StsTable((1.5, 2.0), (0.1, 0.1), (0.01, 0.02), "chat", 99),
     provenance=PROVENANCE,
+    acceptance=AcceptancePrior((0.6, 0.5), weight=4.0, decay=0.98, resolution=0.25),
 )
+WITHOUT_DRAFTER = {"temperatures": None, "drafter_fingerprint": None, "acceptance": None}
 ENGINE = EngineFacts("model-a", "tokenizer-a", "drafter-a", 2, 3, 2, 2)
 
 # The file as version 1 writes it; a change here is a change of format.
@@ -113,8 +116,8 @@ def test_round_trip(saved: Path) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"ngram": None}, {"temperatures": None, "drafter_fingerprint": None}],
-    ids=["temperatures only", "n-gram only"],
+    [{"ngram": None}, WITHOUT_DRAFTER, {"acceptance": None}],
+    ids=["drafter only", "n-gram only", "no acceptance, as of earlier versions"],
 )
 def test_either_part_alone_is_a_calibration(tmp_path: Path, change: dict) -> None:
     calibration = replace(CALIBRATION, **change)
@@ -123,7 +126,7 @@ def test_either_part_alone_is_a_calibration(tmp_path: Path, change: dict) -> Non
 
 
 def test_the_format_is_the_golden_one(tmp_path: Path) -> None:
-    save_calibration(replace(CALIBRATION, temperatures=None, drafter_fingerprint=None), tmp_path)
+    save_calibration(replace(CALIBRATION, **WITHOUT_DRAFTER), tmp_path)
     assert (tmp_path / CALIBRATION_FILE).read_text() == GOLDEN
 
 
@@ -182,6 +185,11 @@ def test_damaged_foreign_and_newer_files_are_refused(saved: Path) -> None:
         (lambda p: p.update(ngram=None, temperatures=None, drafter_fingerprint=None), "neither"),
         (lambda p: p.update(drafter_fingerprint=None), "give both or neither"),
         (lambda p: p["temperatures"].update(temperatures=[0.0, 1.0]), "not above 0"),
+        (lambda p: p.update(temperatures=None, drafter_fingerprint=None), "acceptance belongs to"),
+        (lambda p: p.update(acceptance=[1.0]), "acceptance: expected an object, got list"),
+        (lambda p: p["acceptance"].pop("weight"), "acceptance, weight: expected a number"),
+        (lambda p: p["acceptance"].update(conditional=[0.5, 2.0]), r"conditional\[1\]: 2.0 is not"),
+        (lambda p: p["acceptance"].update(decay="x"), "acceptance, decay: expected a number"),
         (lambda p: p.update(temperatures=[1.0]), "temperatures: expected an object, got list"),
         (lambda p: p["ngram"].update(features=["colour"]), "ngram: strata features colour"),
         (lambda p: p["ngram"].update(features="agreement"), "features must be a list of names"),
@@ -244,7 +252,7 @@ def test_a_matching_engine_is_accepted() -> None:
     check_matches(CALIBRATION, ENGINE, "c")
     # Shorter chains and blocks than calibrated for are covered by the table's beginning.
     check_matches(CALIBRATION, replace(ENGINE, num_ngram_tokens=1, num_draft_tokens=1), "c")
-    ngram_only = replace(CALIBRATION, temperatures=None, drafter_fingerprint=None)
+    ngram_only = replace(CALIBRATION, **WITHOUT_DRAFTER)
     check_matches(ngram_only, replace(ENGINE, drafter_fingerprint="any", num_draft_tokens=9), "c")
     temperatures_only = replace(CALIBRATION, ngram=None)
     check_matches(temperatures_only, replace(ENGINE, min_n=1, max_n=9, num_ngram_tokens=99), "c")

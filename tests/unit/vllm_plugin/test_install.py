@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -45,6 +47,24 @@ def test_only_v1_keeps_the_refusal_of_parameters(monkeypatch, variable, refused)
 )
 def test_next_power_of_2(n, expected):
     assert next_power_of_2(n) == expected
+
+
+def test_vllms_own_kernels_are_replaced_with_numba_loaded():
+    # In a process of its own: overrides stay. Loading numba brings lazily importing modules,
+    # which vLLM's own scan of all modules fails on.
+    program = """
+import llvmlite.binding
+from vllm.triton_utils import dispatcher
+from specbench.vllm_plugin.cpu import install
+install.install_twins = lambda: None
+install.prepare_process()
+from vllm.platforms.cpu import CpuPlatform
+CpuPlatform.register_triton_kernel_overrides()
+from vllm.v1.worker.block_table import ComputeSlotMappingKernel
+assert isinstance(ComputeSlotMappingKernel.kernel, dispatcher.KernelOverride)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_capacities_are_vllms():
