@@ -12,6 +12,9 @@ class AcceptanceTracker:
 
     Nothing here reads a value back to the host.
 
+    Attributes:
+        resolution: the prior's.
+
     Args:
         prior: as fitted; may cover more positions than the drafter drafts.
         num_positions: tokens of the drafter's block.
@@ -23,6 +26,7 @@ class AcceptanceTracker:
     ) -> None:
         self._mean = torch.tensor(prior.conditional[:num_positions], device=device)
         self._weight, self._decay = prior.weight, prior.decay
+        self.resolution = prior.resolution
         self._positions = torch.arange(num_positions, device=device)
         # Accepted and reached, by request slot and position.
         self._counts = torch.zeros(2, max_num_reqs, num_positions, device=device)
@@ -53,8 +57,12 @@ class AcceptanceTracker:
         before = self._counts[:, rows]
         self._counts[:, rows] = torch.where(emitted, self._decay * (before + now), before)
 
-    def survival(self, slots: torch.Tensor) -> torch.Tensor:
-        """[num_reqs, num_positions] float32 expected of the next block, non-increasing."""
-        accepted, reached = self._counts[:, slots.long()]
+    def survival(self, slots: torch.Tensor | None = None) -> torch.Tensor:
+        """[num_reqs, num_positions] float32 expected of the next block, non-increasing.
+
+        Args:
+            slots: [num_reqs] int; None takes all of them.
+        """
+        accepted, reached = self._counts if slots is None else self._counts[:, slots.long()]
         posterior: torch.Tensor = (self._weight * self._mean + accepted) / (self._weight + reached)
         return posterior.cumprod(dim=1)

@@ -135,7 +135,7 @@ class Policy(ABC):
     name: ClassVar[str]
     drafter: ClassVar[Drafter]
     needs_costs: bool = False
-    # Whether n-gram chains are priced by a calibration, which the engine then brings.
+    # Whether acceptance is expected as calibrated; the engine then brings a calibration.
     needs_calibration: bool = False
     # Whether the model drafts as many tokens as the policy says, for which the engine then
     # predicts survivals; otherwise it drafts whole blocks, unasked.

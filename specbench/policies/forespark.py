@@ -26,6 +26,7 @@ class ForeSpark(Policy):
     name = "forespark"
     drafter = Drafter.MODEL
     needs_costs = True
+    needs_calibration = True
     sizes_drafts = True
 
     def __init__(self) -> None:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from specbench.costs import CostTable
 from specbench.errors import UsageError
+from specbench.estimators.acceptance_tracker import AcceptanceTracker
 from specbench.estimators.engine_payload import EngineCalibration
 from specbench.policies import (
     ChainChoice,
     DraftBatch,
     Drafter,
     Policy,
+    PreDraftBatch,
     VerifyBatch,
     make_policy,
 )
+from specbench.vllm_plugin.host_rows import HostRows
 from specbench.vllm_plugin.installed import InstalledCalibration, InstalledCosts
 
 
@@ -31,6 +36,10 @@ class EngineLimits:
         max_num_tokens: tokens of a target pass.
         max_logits: rows of logits that one step can sample from.
         device: where requests and chains live.
+        staleness: 1 where host decisions see what the step before last left, 0 where they
+            see what the last one left.
+        why_whole_blocks: what keeps the model drafter from drafting fewer tokens than whole
+            blocks; empty if nothing does.
     """
 
     num_slots: int
@@ -39,13 +48,30 @@ class EngineLimits:
     max_num_tokens: int
     max_logits: int
     device: torch.device
+    staleness: int = 0
+    why_whole_blocks: str = ""
+
+
+class DraftPlan(NamedTuple):
+    """What the model drafts in a step.
+
+    Attributes:
+        budget: tokens in all.
+        lengths: [num_reqs] int32 on the device, their distribution.
+        survival: [num_reqs, block] float32 on the device, as predicted.
+    """
+
+    budget: int
+    lengths: torch.Tensor
+    survival: torch.Tensor
 
 
 class StepDecisions:
     """Shared by runner, speculator and verification manager; holds what decisions depend on.
 
-    A step asks, in this order: :meth:`verify_budget` (host), :meth:`verify_lengths` (device),
-    then, with two drafters, :meth:`choose_chains` (device).
+    A step asks, in this order: :meth:`verify_budget` (host), :meth:`verify_lengths` (device);
+    then, if the policy sizes drafts, tells the verdicts to :meth:`observe` and asks
+    :meth:`plan_drafts`; with two drafters it asks :meth:`choose_chains` (device) at the end.
 
     Attributes:
         policy: in force; change it with :meth:`switch`.
@@ -57,6 +83,9 @@ class StepDecisions:
         self.policy: Policy = make_policy("ar")
         self.calibration: InstalledCalibration | None = None
         self._costs: InstalledCosts | None = None
+        self._recent: AcceptanceTracker | None = None
+        self._predicted: HostRows | None = None
+        self._num_planned = 0
 
     def set_costs(self, table: CostTable) -> None:
         """Weigh costs by this table from the next step on."""
@@ -74,6 +103,14 @@ class StepDecisions:
         self.calibration = InstalledCalibration.install(
             calibration, limits.block_tokens, limits.device
         )
+        prior = calibration.acceptance
+        if prior is None or not limits.block_tokens:
+            self._recent = self._predicted = None
+            return
+        num_reqs = limits.max_num_reqs
+        self._recent = AcceptanceTracker(prior, limits.block_tokens, num_reqs, limits.device)
+        expected = torch.tensor(prior.conditional[: limits.block_tokens]).cumprod(dim=0)
+        self._predicted = HostRows(expected, num_reqs, limits.device, limits.staleness)
 
     def switch(self, spec: str) -> None:
         """Put ``name[:argument]`` in force; no request may be running.
@@ -89,7 +126,7 @@ class StepDecisions:
         if not self.limits.block_tokens and policy.drafter.uses_model:
             raise UsageError(f"policy {spec!r} needs a model drafter; give one with --drafter")
         if policy.sizes_drafts:
-            raise UsageError(f"policy {spec!r} sizes drafts, which this engine cannot do yet")
+            self._check_sizing(spec)
         prices_copies = policy.needs_calibration or policy.drafter is Drafter.BOTH
         if prices_copies and self.calibration is None:
             raise UsageError(
@@ -99,6 +136,18 @@ class StepDecisions:
         if policy.needs_costs and self._costs is None:
             raise UsageError(f"policy {spec!r} needs step costs; run 'specbench costs profile'")
         self.policy = policy
+
+    def _check_sizing(self, spec: str) -> None:
+        if self.limits.why_whole_blocks:
+            raise UsageError(
+                f"policy {spec!r} drafts less than whole blocks, which this drafter cannot: "
+                f"{self.limits.why_whole_blocks}"
+            )
+        if self._recent is None:
+            raise UsageError(
+                f"policy {spec!r} needs a calibration of this drafter's acceptance, which is "
+                "installed after the engine has started; 'specbench calibrate' makes one"
+            )
 
     @property
     def longest_chain(self) -> int:
@@ -131,7 +180,7 @@ class StepDecisions:
             num_base_tokens=num_base_tokens,
             num_sampling=num_sampling,
             num_drafted=self._num_drafted(num_reqs),
-            max_budget=self.max_budget(num_reqs),
+            max_budget=self._max_verified(num_reqs),
         )
         costs = self._costs.on_host(context_tokens) if self._costs else None
         return self.policy.verify_budget(batch, costs if self.policy.needs_costs else None)
@@ -141,6 +190,59 @@ class StepDecisions:
     ) -> torch.Tensor:
         """[num_reqs] how many of them each request gets."""
         return self.policy.verify_lengths(survival, capacity, budget)
+
+    def forget(self, slot: int) -> None:
+        """A new request in this slot: nothing of the last one's past counts for it."""
+        if self._recent is not None and self._predicted is not None:
+            self._recent.forget(slot)
+            self._predicted.forget(slot)
+
+    def observe(
+        self, slots: torch.Tensor, num_sampled: torch.Tensor, num_rejected: torch.Tensor
+    ) -> None:
+        """Verdicts on the model's own drafts; arguments as in :class:`AcceptanceTracker`."""
+        assert self._recent is not None
+        assert self._predicted is not None
+        self._recent.observe(slots, num_sampled, num_rejected)
+        self._predicted.publish(self._recent.survival())
+
+    def predicted_on_host(self, slots: np.ndarray) -> torch.Tensor:
+        """[num_reqs, block] float64 survivals expected of blocks, as the host knows them."""
+        assert self._predicted is not None  # the policy could not have been switched to
+        return torch.from_numpy(self._predicted.read(slots))
+
+    def plan_drafts(
+        self,
+        slots: np.ndarray,
+        slots_on_device: torch.Tensor,
+        samples: np.ndarray,
+        *,
+        context_tokens: float,
+    ) -> DraftPlan:
+        """What the model drafts at the end of this step; asked of policies that size drafts.
+
+        Args:
+            slots, slots_on_device: [num_reqs] request slots.
+            samples: [num_reqs] bool, requests that emit in this step and so can draft.
+            context_tokens: mean context of the batch.
+        """
+        assert self._recent is not None
+        num_reqs, block = len(slots), self.limits.block_tokens
+        capacity = torch.from_numpy(samples.astype(np.int32) * block)
+        batch = PreDraftBatch(
+            survival=self.predicted_on_host(slots),
+            capacity=capacity,
+            resolution=self._recent.resolution,
+            num_base_tokens=num_reqs,
+            num_sampling=int(samples.sum()),
+            max_budget=self.max_budget(num_reqs),
+        )
+        costs = self._costs.on_host(context_tokens) if self._costs else None
+        budget = self.policy.draft_budget(batch, costs if self.policy.needs_costs else None)
+        self._num_planned = budget
+        survival = self._recent.survival(slots_on_device)
+        capacity = capacity.to(self.limits.device, non_blocking=True)
+        return DraftPlan(budget, self.policy.draft_lengths(survival, capacity, budget), survival)
 
     def choose_chains(
         self,
@@ -163,5 +265,12 @@ class StepDecisions:
         costs = self._costs.on_device(context_tokens) if self._costs else None
         return self.policy.choose_chains(batch, costs)
 
+    def _max_verified(self, num_reqs: int) -> int:
+        limit = self.max_budget(num_reqs)
+        # Under asynchronous scheduling every request seems to have drafted a whole block.
+        return min(limit, self._num_planned) if self.policy.sizes_drafts else limit
+
     def _num_drafted(self, num_reqs: int) -> int:
+        if self.policy.sizes_drafts:
+            return self._num_planned
         return num_reqs * self.limits.block_tokens if self.policy.drafter.uses_model else 0

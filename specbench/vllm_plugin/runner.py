@@ -61,7 +61,13 @@ class PolicyRunner:
             max_num_tokens=states.max_num_batched_tokens,
             max_logits=get_max_chunk_logits(self.vocab_size),
             device=states.device,
+            staleness=self._staleness(),
+            why_whole_blocks=speculator.why_not_ragged() if speculator is not None else "",
         )
+
+    def _staleness(self) -> int:
+        asynchronous = bool(self.vllm_config.scheduler_config.async_scheduling)
+        return 1 if asynchronous else self.settings.budget_staleness
 
     @staticmethod
     def _make_speculator(vllm_config: Any, device: torch.device, req_states: Any) -> Any:
@@ -119,7 +125,6 @@ class PolicyRunner:
         self, req_states: Any, query_start_loc: torch.Tensor, num_bonus: int, max_logits: int
     ) -> PolicyVerification:
         """The manager that asks this runner's policy."""
-        asynchronous = bool(self.vllm_config.scheduler_config.async_scheduling)
         return PolicyVerification(
             req_states,
             query_start_loc,
@@ -128,7 +133,7 @@ class PolicyRunner:
             decisions=self.decisions,
             step_log=self.step_log,
             drafting=self.speculator,
-            staleness=1 if asynchronous else self.settings.budget_staleness,
+            staleness=self.decisions.limits.staleness,
         )
 
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from vllm.v1.worker.gpu.spec_decode.dspark.speculator import DSparkSpeculator
 from vllm.v1.worker.gpu.spec_decode.ngram.speculator import NgramGPUSpeculator
 
 from specbench.kernels.cpu.rows import argmax
@@ -15,6 +14,7 @@ from specbench.policies import Drafter
 from specbench.vllm_plugin.chains import DraftChains
 from specbench.vllm_plugin.decisions import StepDecisions
 from specbench.vllm_plugin.ngram_drafting import NgramDrafting
+from specbench.vllm_plugin.ragged_drafting import RaggedDSparkSpeculator, Verdicts
 from specbench.vllm_plugin.settings import PluginSettings
 from specbench.vllm_plugin.step_log import StepLog
 
@@ -27,12 +27,14 @@ class PolicyDrafting:
         step_log: where durations go.
         chains: what was drafted last.
         ngram: the n-gram drafter.
+        prefill_len: [max_num_reqs] tokens after which a request starts to emit, on the host.
     """
 
     decisions: StepDecisions
     step_log: StepLog
     chains: DraftChains
     ngram: NgramDrafting
+    prefill_len: np.ndarray
 
     def attach(
         self,
@@ -47,6 +49,7 @@ class PolicyDrafting:
         self.step_log = step_log
         self.chains = DraftChains(req_states.max_num_reqs, num_slots, req_states.device)
         self.ngram = NgramDrafting(req_states, num_slots, settings.ngram_min, settings.ngram_max)
+        self.prefill_len = req_states.prefill_len.np
 
     def draft_ngram(self, input_batch: Any, num_sampled: torch.Tensor) -> None:
         """Look every sampling request up; every match counts as certain."""
@@ -54,7 +57,7 @@ class PolicyDrafting:
         self.chains.fill(found.tokens, found.survival, found.counts)
 
 
-class PolicyDSparkSpeculator(PolicyDrafting, DSparkSpeculator):  # type: ignore[misc]
+class PolicyDSparkSpeculator(PolicyDrafting, RaggedDSparkSpeculator):
     """vLLM's DSpark drafter beside the n-gram lookup, either or both as the policy says.
 
     vLLM's part works on blocks of the drafter's own length; the batch's chains may be
@@ -116,6 +119,18 @@ class PolicyDSparkSpeculator(PolicyDrafting, DSparkSpeculator):  # type: ignore[
         if options.get("dummy_run"):
             return run_model()
         with self.step_log.span("draft"):
+            if self.decisions.policy.sizes_drafts:
+                verdicts = Verdicts(
+                    num_sampled,
+                    num_rejected,
+                    last_sampled,
+                    next_prefill_tokens,
+                    temperature,
+                    seeds,
+                )
+                self.store_contexts(input_batch, last_hidden_states, aux_hidden_states, verdicts)
+                self._draft_what_pays(input_batch, verdicts)
+                return self.chains.tokens[: input_batch.num_reqs]
             if self.decisions.policy.drafter.uses_model:
                 run_model()
             self._fill_chains(input_batch, num_sampled, temperature)
@@ -130,6 +145,37 @@ class PolicyDSparkSpeculator(PolicyDrafting, DSparkSpeculator):  # type: ignore[
         # Nothing accepted and nothing rejected is no observation to it.
         own = ~self._replaced[idx_mapping.long()]
         super().observe_verification(idx_mapping, num_sampled * own, num_rejected * own)
+
+    def _draft_what_pays(self, input_batch: Any, verdicts: Verdicts) -> None:
+        """Draft as many tokens as the policy says, where it says; contexts were stored."""
+        num_reqs = input_batch.num_reqs
+        slots, on_device = input_batch.idx_mapping_np[:num_reqs], input_batch.idx_mapping[:num_reqs]
+        computed = input_batch.num_computed_tokens_np[:num_reqs]
+        with self.step_log.span("draft_decision"):
+            self.decisions.observe(on_device, verdicts.num_sampled, verdicts.num_rejected)
+            after = computed + input_batch.num_scheduled_tokens[:num_reqs]
+            plan = self.decisions.plan_drafts(
+                slots,
+                on_device,
+                after >= self.prefill_len[slots],
+                context_tokens=float(np.mean(computed)),
+            )
+        if plan.budget == 0:
+            self.chains.clear(num_reqs)
+            return
+        self.draft_ragged(input_batch, plan.lengths, plan.budget)
+        calibration = self.decisions.calibration
+        assert calibration is not None
+        steps = torch.arange(self.block_tokens, device=plan.lengths.device)
+        drafted = steps < plan.lengths[:, None]
+        confidence = calibration.calibrated(self.draft_token_confidence_probs[:num_reqs])
+        # Confidences beyond a request's length are leftovers, perhaps not even numbers.
+        survival = torch.where(drafted, confidence, 0.0).cumprod(dim=1)
+        self._replaced[on_device.long()] = False
+        self.chains.fill(self.draft_tokens[:num_reqs], survival, plan.lengths)
+        if self.decisions.limits.staleness:
+            # Asynchronous scheduling may have tokens verified that were not drafted.
+            self._cache_one_hot(input_batch, beyond=plan.lengths)
 
     def _fill_chains(
         self, input_batch: Any, num_sampled: torch.Tensor, temperature: torch.Tensor
@@ -187,19 +233,27 @@ class PolicyDSparkSpeculator(PolicyDrafting, DSparkSpeculator):  # type: ignore[
             self.chains.fill(tokens, choice.survival, lengths)
             self._replaced[input_batch.idx_mapping[:num_reqs].long()] = choice.use_ngram
 
-    def _cache_one_hot(self, input_batch: Any) -> None:
+    def _cache_one_hot(self, input_batch: Any, beyond: torch.Tensor | None = None) -> None:
         """Make the cached proposal of every request certain of its chain's token.
 
         With sampled drafting the rejection sampler reads the proposal distribution from
         ``draft_logits``; a chain that was chosen or looked up is a one-hot proposal.
+
+        Args:
+            input_batch: of the step.
+            beyond: [num_reqs] keep the proposals of so many leading slots.
         """
         if self.draft_logits is None:
             return
         num_reqs = input_batch.num_reqs
         rows = input_batch.idx_mapping[:num_reqs].long()
         steps = torch.arange(self.chains.num_slots, device=rows.device)
-        self.draft_logits[rows] = float("-inf")
-        self.draft_logits[rows[:, None], steps[None], self.chains.tokens[:num_reqs]] = 0.0
+        certain = torch.full_like(self.draft_logits[rows], float("-inf"))
+        certain.scatter_(2, self.chains.tokens[:num_reqs, :, None], 0.0)
+        if beyond is not None:
+            kept = (steps < beyond[:, None])[:, :, None]
+            certain = torch.where(kept, self.draft_logits[rows], certain)
+        self.draft_logits[rows] = certain
 
     def _sample_logits(
         self, logits: torch.Tensor, idx_map: torch.Tensor, sample_pos: torch.Tensor, step: int
@@ -231,6 +285,10 @@ class PolicyNgramSpeculator(PolicyDrafting, NgramGPUSpeculator):  # type: ignore
     def block_tokens(self) -> int:
         """There is no model drafter."""
         return 0
+
+    def why_not_ragged(self) -> str:
+        """There is no model drafter."""
+        return "there is none"
 
     @property
     def draft_token_confidence_probs(self) -> torch.Tensor:

@@ -44,6 +44,7 @@ class PolicyVerification(stock.AdaptiveVerificationManager):  # type: ignore[mis
         """A new request in this slot: nothing of the last one's past counts for it."""
         super().add_request(req_idx)
         self.drafting.ngram.forget(req_idx)
+        self.decisions.forget(req_idx)
 
     def record_confidences(self, confidence_probs: torch.Tensor, input_batch: Any) -> None:
         """Keep the chains' survivals where vLLM keeps the drafter's confidences."""
@@ -104,16 +105,25 @@ class PolicyVerification(stock.AdaptiveVerificationManager):  # type: ignore[mis
         torch.cumsum(counts, dim=0, out=offsets[1:])
 
     def _budget(self, drafts: np.ndarray, base: np.ndarray, slots: np.ndarray) -> int:
-        if self.staleness == 0:
-            survival = self._confidence_probs.cpu().numpy()[slots].astype(np.float64)
-        else:
-            survival = self._stale_confidences[self._stale_idx].np[slots].astype(np.float64)
         states = self.req_states
         computed = states.num_computed_tokens_np[slots]
         return self.decisions.verify_budget(
-            torch.from_numpy(survival),
+            self._survival_on_host(slots),
             torch.from_numpy(drafts),
             num_base_tokens=int(base.sum()),
             num_sampling=int(np.count_nonzero(computed + base >= states.prefill_len.np[slots])),
             context_tokens=float(computed.mean()),
         )
+
+    def _survival_on_host(self, slots: np.ndarray) -> torch.Tensor:
+        """[num_reqs, num_slots] float64, as fresh as the host can have it."""
+        if self.staleness == 0:
+            survival = self._confidence_probs.cpu().numpy()[slots]
+        elif self.decisions.policy.sizes_drafts:
+            # Confidences of the step before belong to other lengths; predictions do not.
+            predicted = self.decisions.predicted_on_host(slots)
+            missing = self.num_speculative_steps - predicted.shape[1]
+            return torch.nn.functional.pad(predicted, (0, missing))
+        else:
+            survival = self._stale_confidences[self._stale_idx].np[slots]
+        return torch.from_numpy(survival.astype(np.float64))

@@ -11,6 +11,7 @@ import torch
 from specbench.costs import ContextCosts, CostCurve, CostTable
 from specbench.estimators.engine_payload import EngineCalibration
 from specbench.estimators.ngram_table import NgramTable, Stratification
+from specbench.estimators.recent_acceptance import AcceptancePrior
 from specbench.vllm_plugin.decisions import EngineLimits, StepDecisions
 
 MAX_REQS, SLOTS, BLOCK = 4, 16, 7
@@ -25,10 +26,16 @@ def cost_table() -> CostTable:
     return CostTable(contexts=(context,), fingerprint={}, provenance={}, padding="none")
 
 
-def calibration(temperatures: tuple[float, ...] | None = None) -> EngineCalibration:
+PRIOR = AcceptancePrior((0.8,) * BLOCK, weight=2.0, decay=0.9, resolution=0.0)
+
+
+def calibration(
+    temperatures: tuple[float, ...] | None = None, acceptance: AcceptancePrior | None = PRIOR
+) -> EngineCalibration:
     """Every copied token is worth one half, whatever matched."""
     survival = np.full((1, 9, SLOTS), 0.5, dtype=np.float32)
-    return EngineCalibration(NgramTable(survival, 2, 8, Stratification()), temperatures)
+    table = NgramTable(survival, 2, 8, Stratification())
+    return EngineCalibration(table, temperatures, acceptance)
 
 
 def make_decisions(*, installed: bool = True, **limits: Any) -> StepDecisions:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 
+import numpy as np
 import pytest
 import torch
 from plugin_decisions import BLOCK, MAX_REQS, calibration, cost_table, make_decisions
@@ -104,7 +105,8 @@ def test_confidences_are_tempered_only_if_the_calibration_says_so():
 
 
 @pytest.mark.parametrize(
-    ("policy", "longest"), [("ar", 0), ("dspark", BLOCK), ("ngram:12", 12), ("hybrid", 16)]
+    ("policy", "longest"),
+    [("ar", 0), ("dspark", BLOCK), ("ngram:12", 12), ("hybrid", 16), ("forespark", BLOCK)],
 )
 def test_the_longest_chain_is_what_the_drafters_can_fill(policy, longest):
     decisions = make_decisions()
@@ -122,6 +124,81 @@ def test_chains_are_chosen_at_the_engines_costs():
     )
     assert isinstance(choice, ChainChoice)
     assert choice.use_ngram.tolist() == [False, True]
+
+
+def plan(decisions, samples=(True, True), slots=(1, 3)):
+    return decisions.plan_drafts(
+        np.array(slots),
+        torch.tensor(slots, dtype=torch.int32),
+        np.array(samples),
+        context_tokens=50.0,
+    )
+
+
+def foresighted(**limits):
+    decisions = make_decisions(**limits)
+    decisions.switch("forespark")
+    return decisions
+
+
+def test_sizing_drafts_needs_a_drafter_that_can_and_its_acceptance():
+    with pytest.raises(UsageError, match="cannot: it samples oddly"):
+        make_decisions(why_whole_blocks="it samples oddly").switch("forespark")
+    decisions = make_decisions()
+    decisions.set_calibration(calibration(acceptance=None))
+    with pytest.raises(UsageError, match="calibration of this drafter's acceptance"):
+        decisions.switch("forespark")
+    decisions.switch("hybrid")
+
+
+def test_cheap_steps_draft_whole_blocks_of_those_that_emit():
+    # 1 ms for 64 drafted tokens, 1 ms for 511 verified ones.
+    found = plan(foresighted(), samples=(True, False))
+    assert found.budget == BLOCK
+    assert found.lengths.tolist() == [BLOCK, 0]
+    assert found.lengths.dtype == torch.int32
+    torch.testing.assert_close(found.survival[0], torch.full((BLOCK,), 0.8).cumprod(dim=0))
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_what_was_rejected_is_drafted_less_by_the_host_a_step_later(staleness):
+    decisions = foresighted(staleness=staleness)
+    steep = cost_table()
+    curve = steep.contexts[0].verify.__class__(tokens=(1, 512), ms=(10.0, 1032.0))
+    context = steep.contexts[0].__class__(128, steep.contexts[0].draft, curve)
+    decisions.set_costs(steep.__class__(contexts=(context,), padding="none"))
+    slots, all_rejected = torch.tensor([1, 3]), torch.tensor([BLOCK, BLOCK])
+    budgets = [plan(decisions).budget]
+    for _ in range(8):
+        decisions.observe(slots, torch.tensor([1, 1]), all_rejected)
+        budgets.append(plan(decisions).budget)
+    assert budgets[0] > 0
+    assert budgets[1] < budgets[0] or staleness
+    assert budgets[1] == budgets[0] or not staleness
+    assert budgets[-1] == 0
+    for slot in (1, 3):
+        decisions.forget(slot)
+    assert plan(decisions).budget == budgets[0]
+
+
+def test_verification_is_priced_by_what_was_drafted_and_bounded_by_it():
+    decisions = foresighted()
+    drafted = plan(decisions, samples=(True, False)).budget
+    seen = []
+
+    def verify_budget(batch, costs):
+        seen.append((batch.num_drafted, batch.max_budget))
+        return 0
+
+    decisions.policy.verify_budget = verify_budget
+    decisions.verify_budget(
+        torch.ones(2, BLOCK, dtype=torch.float64),
+        torch.full((2,), BLOCK),
+        num_base_tokens=2,
+        num_sampling=2,
+        context_tokens=50.0,
+    )
+    assert seen == [(drafted, drafted)]
 
 
 def test_a_step_cannot_verify_more_rows_of_logits_than_it_has():
