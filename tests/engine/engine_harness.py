@@ -64,6 +64,13 @@ def rising_calibration() -> dict[str, Any]:
         "recent_edges": list(strata.recent_edges),
         "survival": (levels * survival[None]).tolist(),
         "temperatures": [1.2] * 7,
+        # A prior that a few steps overrule, high enough for long drafts at first.
+        "acceptance": {
+            "conditional": [0.85] * 7,
+            "weight": 2.0,
+            "decay": 0.9,
+            "resolution": 0.3,
+        },
     }
 
 

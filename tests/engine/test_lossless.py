@@ -18,7 +18,16 @@ from specbench.workloads import load_workload
 
 pytestmark = pytest.mark.engine
 
-POLICIES = ("ngram", "ngram:16", "dspark", "dspark:0", "dspark:2", "dspark:7", "hybrid")
+POLICIES = (
+    "ngram",
+    "ngram:16",
+    "dspark",
+    "dspark:0",
+    "dspark:2",
+    "dspark:7",
+    "hybrid",
+    "forespark",
+)
 GREEDY = SamplingSpec(temperature=0.0)
 NUM_TOKENS = 20
 
@@ -56,7 +65,10 @@ def test_ar_equals_plain_decoding(loop, engine, prompts, expected):
 
 @pytest.mark.parametrize(
     ("policy", "stagger_s"),
-    [*((policy, 0.0) for policy in POLICIES), ("ngram", 0.05), ("dspark", 0.05), ("hybrid", 0.05)],
+    [
+        *((policy, 0.0) for policy in POLICIES),
+        *((policy, 0.05) for policy in ("ngram", "dspark", "hybrid", "forespark")),
+    ],
 )
 def test_policy_equals_plain_decoding(loop, engine, prompts, expected, policy, stagger_s):
     loop.run(engine.set_policy(policy))
@@ -69,7 +81,7 @@ def test_policy_equals_plain_decoding(loop, engine, prompts, expected, policy, s
 
 
 def test_single_request_equals_plain_decoding(loop, engine, prompts, expected):
-    for policy in ("ngram", "dspark", "hybrid"):
+    for policy in ("ngram", "dspark", "hybrid", "forespark"):
         loop.run(engine.set_policy(policy))
         assert (
             loop.run(complete_all(engine, f"one-{policy}", prompts[:1], GREEDY, NUM_TOKENS))
@@ -78,7 +90,7 @@ def test_single_request_equals_plain_decoding(loop, engine, prompts, expected):
 
 
 def test_plain_decoding_again_after_drafting(loop, engine, prompts, expected):
-    for policy in ("dspark:7", "ar", "hybrid"):
+    for policy in ("dspark:7", "ar", "hybrid", "forespark"):
         loop.run(engine.set_policy(policy))
         outputs = loop.run(complete_all(engine, f"again-{policy}", prompts, GREEDY, NUM_TOKENS))
         assert outputs == expected, policy
@@ -116,7 +128,7 @@ def real(loop, plain):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "policy", ["hybrid", "dspark", "ngram", "ar", "dspark:0", "dspark:2", "dspark:7"]
+    "policy", ["forespark", "hybrid", "dspark", "ngram", "ar", "dspark:0", "dspark:2", "dspark:7"]
 )
 def test_real_prompts_equal_plain_decoding(loop, engine, real, policy):
     prompts, expected = real
