@@ -55,10 +55,13 @@ class DSpark(Policy):
     @classmethod
     def from_argument(cls, argument: str | None) -> Policy:
         """``dspark`` adapts; ``dspark:3`` verifies three tokens of every request."""
-        if argument is None:
-            return cls()
-        if not (argument.isascii() and argument.isdigit()) or len(argument) > MAX_LENGTH_DIGITS:
-            raise UsageError(
-                f"'dspark:{argument}': the verification length must be a whole number, 0 to 9999"
-            )
-        return cls(fixed_length=int(argument))
+        return cls(fixed_length_of(cls.name, argument))
+
+
+def fixed_length_of(name: str, argument: str | None) -> int | None:
+    """The length in ``name:length``; raises UsageError if it is none."""
+    if argument is None:
+        return None
+    if not (argument.isascii() and argument.isdigit()) or len(argument) > MAX_LENGTH_DIGITS:
+        raise UsageError(f"'{name}:{argument}': the length must be a whole number, 0 to 9999")
+    return int(argument)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from specbench.errors import UsageError
 from specbench.policies.base import (
     POLICIES,
@@ -12,7 +14,7 @@ from specbench.policies.base import (
     VerifyBatch,
 )
 from specbench.policies.draft_schedule import schedule_drafts
-from specbench.policies.dspark import DSpark
+from specbench.policies.dspark import DSpark, fixed_length_of
 
 
 @POLICIES.register("forespark")
@@ -21,19 +23,24 @@ class ForeSpark(Policy):
 
     How many tokens are drafted depends on nothing that was drafted, and how many are
     verified is decided as in DSpark: the output distribution stays the target's.
+
+    Args:
+        fixed_length: draft and verify this many tokens of every request instead; None adapts.
     """
 
     name = "forespark"
     drafter = Drafter.MODEL
-    needs_costs = True
-    needs_calibration = True
     sizes_drafts = True
 
-    def __init__(self) -> None:
-        self._verification = DSpark()
+    def __init__(self, fixed_length: int | None = None) -> None:
+        self.fixed_length = fixed_length
+        self.needs_costs = self.needs_calibration = fixed_length is None
+        self._verification = DSpark(fixed_length)
 
     def draft_budget(self, batch: PreDraftBatch, costs: StepCosts | None) -> int:
         """Drafted tokens of the joint schedule with the highest expected goodput."""
+        if self.fixed_length is not None:
+            return int(batch.capacity.clamp(max=self.fixed_length).sum())
         costs = self._require(costs)
         base = batch.num_base_tokens
         schedule = schedule_drafts(
@@ -46,9 +53,30 @@ class ForeSpark(Policy):
         )
         return schedule.num_drafted
 
+    def draft_lengths(
+        self, survival: torch.Tensor, capacity: torch.Tensor, budget: int
+    ) -> torch.Tensor:
+        """Best slots first; with a fixed length, the same number for everyone."""
+        if self.fixed_length is not None:
+            capacity = capacity.clamp(max=self.fixed_length)
+        return super().draft_lengths(survival, capacity, budget)
+
     def verify_budget(self, batch: VerifyBatch, costs: StepCosts | None) -> int:
         """DSpark's goodput-optimal budget, over what was drafted."""
-        return self._verification.verify_budget(batch, self._require(costs))
+        if self.fixed_length is None:
+            costs = self._require(costs)
+        return self._verification.verify_budget(batch, costs)
+
+    def verify_lengths(
+        self, survival: torch.Tensor, capacity: torch.Tensor, budget: int
+    ) -> torch.Tensor:
+        """As DSpark's."""
+        return self._verification.verify_lengths(survival, capacity, budget)
+
+    @classmethod
+    def from_argument(cls, argument: str | None) -> Policy:
+        """``forespark`` adapts; ``forespark:3`` drafts and verifies three tokens a request."""
+        return cls(fixed_length_of(cls.name, argument))
 
     def _require(self, costs: StepCosts | None) -> StepCosts:
         if costs is None:

@@ -126,7 +126,7 @@ class StepDecisions:
         if not self.limits.block_tokens and policy.drafter.uses_model:
             raise UsageError(f"policy {spec!r} needs a model drafter; give one with --drafter")
         if policy.sizes_drafts:
-            self._check_sizing(spec)
+            self._check_sizing(spec, policy)
         prices_copies = policy.needs_calibration or policy.drafter is Drafter.BOTH
         if prices_copies and self.calibration is None:
             raise UsageError(
@@ -137,13 +137,13 @@ class StepDecisions:
             raise UsageError(f"policy {spec!r} needs step costs; run 'specbench costs profile'")
         self.policy = policy
 
-    def _check_sizing(self, spec: str) -> None:
+    def _check_sizing(self, spec: str, policy: Policy) -> None:
         if self.limits.why_whole_blocks:
             raise UsageError(
                 f"policy {spec!r} drafts less than whole blocks, which this drafter cannot: "
                 f"{self.limits.why_whole_blocks}"
             )
-        if self._recent is None:
+        if policy.needs_calibration and self._recent is None:
             raise UsageError(
                 f"policy {spec!r} needs a calibration of this drafter's acceptance, which is "
                 "installed after the engine has started; 'specbench calibrate' makes one"
@@ -201,14 +201,18 @@ class StepDecisions:
         self, slots: torch.Tensor, num_sampled: torch.Tensor, num_rejected: torch.Tensor
     ) -> None:
         """Verdicts on the model's own drafts; arguments as in :class:`AcceptanceTracker`."""
-        assert self._recent is not None
-        assert self._predicted is not None
+        if self._recent is None or self._predicted is None:
+            return
         self._recent.observe(slots, num_sampled, num_rejected)
         self._predicted.publish(self._recent.survival())
 
     def predicted_on_host(self, slots: np.ndarray) -> torch.Tensor:
-        """[num_reqs, block] float64 survivals expected of blocks, as the host knows them."""
-        assert self._predicted is not None  # the policy could not have been switched to
+        """[num_reqs, block] float64 survivals expected of blocks, as the host knows them.
+
+        Zeros without a calibration; a policy that does without does not look at them.
+        """
+        if self._predicted is None:
+            return torch.zeros(len(slots), self.limits.block_tokens, dtype=torch.float64)
         return torch.from_numpy(self._predicted.read(slots))
 
     def plan_drafts(
@@ -226,13 +230,13 @@ class StepDecisions:
             samples: [num_reqs] bool, requests that emit in this step and so can draft.
             context_tokens: mean context of the batch.
         """
-        assert self._recent is not None
+        recent = self._recent
         num_reqs, block = len(slots), self.limits.block_tokens
         capacity = torch.from_numpy(samples.astype(np.int32) * block)
         batch = PreDraftBatch(
             survival=self.predicted_on_host(slots),
             capacity=capacity,
-            resolution=self._recent.resolution,
+            resolution=0.0 if recent is None else recent.resolution,
             num_base_tokens=num_reqs,
             num_sampling=int(samples.sum()),
             max_budget=self.max_budget(num_reqs),
@@ -240,7 +244,10 @@ class StepDecisions:
         costs = self._costs.on_host(context_tokens) if self._costs else None
         budget = self.policy.draft_budget(batch, costs if self.policy.needs_costs else None)
         self._num_planned = budget
-        survival = self._recent.survival(slots_on_device)
+        if recent is not None:
+            survival = recent.survival(slots_on_device)
+        else:
+            survival = torch.zeros(num_reqs, block, device=self.limits.device)
         capacity = capacity.to(self.limits.device, non_blocking=True)
         return DraftPlan(budget, self.policy.draft_lengths(survival, capacity, budget), survival)
 

@@ -165,10 +165,11 @@ class PolicyDSparkSpeculator(PolicyDrafting, RaggedDSparkSpeculator):
             return
         self.draft_ragged(input_batch, plan.lengths, plan.budget)
         calibration = self.decisions.calibration
-        assert calibration is not None
         steps = torch.arange(self.block_tokens, device=plan.lengths.device)
         drafted = steps < plan.lengths[:, None]
-        confidence = calibration.calibrated(self.draft_token_confidence_probs[:num_reqs])
+        confidence = self.draft_token_confidence_probs[:num_reqs]
+        if calibration is not None:
+            confidence = calibration.calibrated(confidence)
         # Confidences beyond a request's length are leftovers, perhaps not even numbers.
         survival = torch.where(drafted, confidence, 0.0).cumprod(dim=1)
         self._replaced[on_device.long()] = False

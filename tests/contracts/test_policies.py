@@ -21,7 +21,8 @@ from specbench.policies import (
     make_policy,
 )
 
-SPECS = [*POLICIES.names(), "dspark:0", "dspark:3"]
+FIXED = ("dspark:0", "dspark:3", "forespark:0", "forespark:2")
+SPECS = [*POLICIES.names(), *FIXED]
 MAX_TOKENS = 128
 
 every_policy = pytest.mark.parametrize("spec", SPECS)
@@ -103,6 +104,8 @@ def test_drafting_is_shared_out_whole_and_best_slots_first(
     assert lengths.dtype == batch.capacity.dtype
     assert ((lengths >= 0) & (lengths <= batch.capacity)).all()
     assert int(lengths.sum()) == budget
+    if spec in FIXED:
+        return  # leaves slots on purpose
     # Work-conserving: no slot that is left out is likelier than one that was taken.
     steps = torch.arange(batch.survival.shape[1])
     taken = steps < lengths[:, None]

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbench.policies import POLICIES, PreDraftBatch, StepCosts, make_policy
+from specbench.policies import POLICIES, PreDraftBatch, StepCosts, VerifyBatch, make_policy
 from specbench.policies.draft_schedule import (
     MAX_CANDIDATES,
     Schedule,
@@ -219,6 +219,19 @@ def test_the_policy_plans_no_more_verification_than_the_engine_can_do() -> None:
     costs = StepCosts(curve(0.0, 0.1, 64), curve(10.0, 0.0, 64))
     batch = pre_draft(torch.ones(4, 7, dtype=F64), max_budget=5)
     assert make_policy("forespark").draft_budget(batch, costs) == 5
+
+
+def test_a_fixed_length_drafts_and_verifies_the_same_for_everyone() -> None:
+    policy = make_policy("forespark:2")
+    batch = pre_draft(torch.tensor([[0.9, 0.8, 0.7], [0.1, 0.0, 0.0]], dtype=F64))
+    assert policy.draft_budget(batch, None) == 4
+    assert policy.draft_lengths(batch.survival, batch.capacity, 4).tolist() == [2, 2]
+    drafted = torch.tensor([2, 2], dtype=torch.int32)
+    verified = VerifyBatch(batch.survival, drafted, 2, 2, num_drafted=4, max_budget=60)
+    assert policy.verify_budget(verified, None) == 4
+    assert policy.verify_lengths(batch.survival, drafted, 4).tolist() == [2, 2]
+    assert not policy.needs_costs
+    assert not policy.needs_calibration
 
 
 def test_forespark_is_registered_and_says_that_it_sizes_drafts() -> None:

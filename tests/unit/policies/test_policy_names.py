@@ -42,6 +42,7 @@ def test_the_built_in_policies_are_registered() -> None:
         ("dspark:", "must be a whole number"),
         ("dspark:-1", "must be a whole number"),
         ("dspark:three", "must be a whole number"),
+        ("forespark:x", "'forespark:x': the length must be a whole number"),
     ],
 )
 def test_unusable_names_are_refused(spec: str, message: str) -> None:
