@@ -1,7 +1,7 @@
 """Measure step costs on the engine that will run: real steps of real requests.
 
-A group of requests is started once per context length and batch size; while it runs, the
-verification length is switched every few steps. The duration of a step is taken from its
+A group of requests is started once per context length and batch size; while it runs, what is
+drafted and what is verified are switched every few steps. The duration of a step is taken from its
 start to the start of the next one, so that scheduling and sampling are part of the cost.
 """
 
@@ -31,7 +31,11 @@ from specbench.records import EngineRequest, SamplingSpec, StepRecord
 
 # Two context lengths: a short chat turn, and about half of the embedded default's limit.
 CONTEXT_TOKENS = (128, 1024)
-VERIFY_LENGTHS = (0, 1, 3, 7)
+# What is measured in every batch: (drafted, verified) tokens of each request; None is the
+# drafter's whole block. The drafter is skipped once, which still stores contexts.
+LENGTHS: tuple[tuple[int | None, int], ...] = ((None, 0), (1, 1), (3, 3), (None, 7), (0, 0))
+# Of the plan above. In the fingerprint, so that tables of earlier plans are measured again.
+PLAN_VERSION = 2
 # Usable steps wanted for each (batch size, verification length); the first is dropped by
 # the fit. vLLM takes the median of 5.
 STEPS_PER_SHAPE = 6
@@ -68,6 +72,7 @@ def cost_fingerprint(facts: dict[str, Any]) -> dict[str, str]:
         "async_scheduling",
     )
     fingerprint = {key: str(facts.get(key)) for key in keys}
+    fingerprint["profile_plan"] = str(PLAN_VERSION)
     # Any other engine argument may move the costs; which ones do is vLLM's knowledge.
     fingerprint["engine_args"] = json.dumps(facts.get("engine_args") or {}, sort_keys=True)
     return fingerprint
@@ -163,7 +168,7 @@ def _sample(step: StepRecord, context_tokens: int) -> CostSample:
 async def _measure_batch(
     engine: VLLMEngine, context: int, num_requests: int, facts: dict[str, Any]
 ) -> list[StepRecord]:
-    """Steps of one batch at every verification length, then without drafting."""
+    """Steps of one batch at all of ``LENGTHS``."""
     await engine.set_policy("dspark:0")
     started = [asyncio.Event() for _ in range(num_requests)]
     tasks = [
@@ -173,17 +178,33 @@ async def _measure_batch(
     steps: list[StepRecord] = []
     try:
         await _wait_all(started, tasks)
-        lengths = [v for v in VERIFY_LENGTHS if v <= facts["draft_block_tokens"]]
-        # Plain decoding comes last: it leaves the drafter without context for these tokens.
-        for policy, length in [*((f"dspark:{v}", v) for v in lengths), ("ar", 0)]:
-            await engine.set_policy(policy, while_running=True)
-            drafted = 0 if policy == "ar" else num_requests * facts["draft_block_tokens"]
-            steps += await _collect(engine, num_requests, num_requests * length, drafted)
+        for drafted, verified in LENGTHS:
+            if max(drafted or 0, verified) > facts["draft_block_tokens"]:
+                continue
+            drafted = await _set_lengths(engine, drafted, verified, facts["draft_block_tokens"])
+            steps += await _collect(
+                engine, num_requests, num_requests * verified, num_requests * drafted
+            )
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     return steps
+
+
+async def _set_lengths(
+    engine: VLLMEngine, drafted: int | None, verified: int, block_tokens: int
+) -> int:
+    """Fix what every request drafts and verifies; returns the tokens that are drafted.
+
+    Not every drafter can draft less than a block: it is then skipped, or drafts one.
+    """
+    if drafted is not None:
+        with contextlib.suppress(UsageError):
+            await engine.set_policy(f"forespark:{drafted}", while_running=True)
+            return drafted
+    await engine.set_policy(f"dspark:{verified}" if drafted != 0 else "ar", while_running=True)
+    return block_tokens if drafted != 0 else 0
 
 
 def _request(index: int, context_tokens: int) -> EngineRequest:
