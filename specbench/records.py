@@ -134,6 +134,12 @@ class StepRecord:
         decide_ms: policy decisions (budget, allocation).
         context_tokens: mean context length of the batch.
         accepted_per_request, verified_per_request: per request with drafts, batch order.
+        drafted_per_request: of ``num_drafted_tokens``, per request of the batch, in its order;
+            empty if nothing was drafted.
+        predicted_survival: per request of the batch and position of a block, as predicted
+            before drafting; empty unless the policy sizes drafts.
+        shown_survival: the same as the drafter's confidences had it afterwards, 0 where
+            nothing was drafted; empty if nothing was.
     """
 
     num_requests: int
@@ -151,6 +157,9 @@ class StepRecord:
     context_tokens: float
     accepted_per_request: tuple[int, ...] = ()
     verified_per_request: tuple[int, ...] = ()
+    drafted_per_request: tuple[int, ...] = ()
+    predicted_survival: tuple[tuple[float, ...], ...] = ()
+    shown_survival: tuple[tuple[float, ...], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -143,6 +143,8 @@ def _acceptance(steps: Sequence[StepRecord]) -> Acceptance:
         drafted_tokens=acceptance.drafted_tokens(steps),
         verified_tokens=acceptance.verified_tokens(steps),
         accepted_tokens=acceptance.accepted_tokens(steps),
+        unverified_tokens=acceptance.unverified_tokens(steps),
+        undrafted_share=acceptance.undrafted_share(steps),
         mean_verified=acceptance.mean_verified(steps),
     )
 

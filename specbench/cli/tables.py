@@ -60,10 +60,10 @@ def speculation_table(document: ResultDocument, *, framed: bool) -> Table:
     columns: list[tuple[str, Cell]] = [
         ("tokens\n/draft", lambda p: number(p["acceptance_length"], 2)),
         ("tokens\n/step", lambda p: number(p["acceptance_length_per_step"], 2)),
-        ("drafted\ntokens", lambda p: str(p["drafted_tokens"])),
         ("verified\ntokens", lambda p: str(p["verified_tokens"])),
-        ("accepted\ntokens", lambda p: str(p["accepted_tokens"])),
+        ("never\nverified", lambda p: str(p.get("unverified_tokens", UNDEFINED))),
         ("draft\ntime", lambda p: percent(p["draft_share"])),
+        ("no\ndraft", lambda p: percent(p.get("undrafted_share"))),
         ("in\ncycles", lambda p: percent(p["cycle_share"])),
     ]
     return _table(document, columns, framed)
@@ -85,6 +85,7 @@ def caption_lines(document: ResultDocument) -> list[str]:
         f"temperature {sampling['temperature']:g}",
         f"model {spec['model']}, drafter {drafter}; {machine}{software}",
         "tokens/draft: steps with a draft, bonus token included; tokens/step: all steps",
+        "never verified: tokens drafted for nothing; no draft: steps that drafted none",
     ]
 
 

@@ -104,10 +104,7 @@ class VLLMEngine:
             return []
         copies = await self._rpc("specbench_take_steps", include_open)
         steps = [step for copy in copies for step in copy[0]]
-        for step in steps:
-            step["accepted_per_request"] = tuple(step["accepted_per_request"])
-            step["verified_per_request"] = tuple(step["verified_per_request"])
-        return [StepRecord(**step) for step in steps]
+        return [StepRecord(**{key: _frozen(value) for key, value in s.items()}) for s in steps]
 
     async def generate(self, request: EngineRequest) -> AsyncIterator[Chunk]:
         """Stream one request; closing the iterator aborts it."""
@@ -353,3 +350,8 @@ def first_reason(error: Exception) -> str:
         return f"{where}: {message}" if where else message
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0]
+
+
+def _frozen(value: Any) -> Any:
+    """Lists as tuples, to any depth."""
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value

@@ -38,6 +38,19 @@ def accepted_tokens(steps: Sequence[StepRecord]) -> int:
     return sum(step.num_accepted_tokens for step in steps)
 
 
+def unverified_tokens(steps: Sequence[StepRecord]) -> int:
+    """Drafted tokens that the target never checked."""
+    return drafted_tokens(steps) - verified_tokens(steps)
+
+
+def undrafted_share(steps: Sequence[StepRecord]) -> float | None:
+    """Share of steps, among those that emitted tokens, in which nothing was drafted."""
+    emitting = [step for step in steps if step.num_decoding]
+    if not emitting:
+        return None
+    return sum(not step.num_drafted_tokens for step in emitting) / len(emitting)
+
+
 def acceptance_length(steps: Sequence[StepRecord]) -> float | None:
     """Tokens per draft, bonus included: 1 + accepted / drafts.
 

@@ -7,7 +7,7 @@ Format history (``RESULT_VERSION``):
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from specbench.errors import InputError
 
@@ -69,6 +69,9 @@ class Acceptance(TypedDict):
     drafted_tokens: int
     verified_tokens: int
     accepted_tokens: int
+    # Not in files written before 2026-12-07.
+    unverified_tokens: NotRequired[int]
+    undrafted_share: NotRequired[float | None]
     mean_verified: float | None
 
 

@@ -53,6 +53,9 @@ STEP_SCHEMA: dict[str, Any] = {
     "context_tokens": pl.Float64,
     "accepted_per_request": pl.List(pl.Int32),
     "verified_per_request": pl.List(pl.Int32),
+    "drafted_per_request": pl.List(pl.Int32),
+    "predicted_survival": pl.List(pl.List(pl.Float32)),
+    "shown_survival": pl.List(pl.List(pl.Float32)),
 }
 
 

@@ -10,7 +10,7 @@ import vllm.v1.worker.gpu.model_runner as stock_runner_module
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import get_max_chunk_logits
 
 from specbench.errors import UsageError
-from specbench.policies import Policy
+from specbench.policies import Drafter, Policy
 from specbench.vllm_plugin.clock import DeviceClock
 from specbench.vllm_plugin.decisions import EngineLimits, StepDecisions
 from specbench.vllm_plugin.patching import replaced
@@ -173,7 +173,12 @@ class PolicyRunner:
         output = super().sample_tokens(grammar_output)  # type: ignore[misc]
         step = self.step_log.current
         if step is not None and step.num_sampled is not None and self.speculator is not None:
-            step.draft_lengths = self.speculator.chains.lengths[: step.num_sampled.shape[0]].clone()
+            num_reqs = step.num_sampled.shape[0]
+            chains, policy = self.speculator.chains, self.decisions.policy
+            step.draft_lengths = chains.lengths[:num_reqs].clone()
+            if policy.drafter is Drafter.MODEL:
+                block = self.decisions.limits.block_tokens
+                step.shown_survival = chains.survival[:num_reqs, :block].clone()
         return output
 
     def take_draft_token_ids(self) -> Any:

@@ -160,6 +160,8 @@ class PolicyDSparkSpeculator(PolicyDrafting, RaggedDSparkSpeculator):
                 after >= self.prefill_len[slots],
                 context_tokens=float(np.mean(computed)),
             )
+        if self.step_log.current is not None:
+            self.step_log.current.predicted_survival = plan.survival
         if plan.budget == 0:
             self.chains.clear(num_reqs)
             return

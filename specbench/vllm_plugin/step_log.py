@@ -32,6 +32,8 @@ class PendingStep:
     num_sampled: torch.Tensor | None = None  # [num_reqs]
     num_rejected: torch.Tensor | None = None  # [num_reqs]
     draft_lengths: torch.Tensor | None = None  # [num_reqs]
+    predicted_survival: torch.Tensor | None = None  # [num_reqs, block]
+    shown_survival: torch.Tensor | None = None  # [num_reqs, block]
     next_start: Any = None
 
 
@@ -95,6 +97,8 @@ class StepLog:
         step_ms = None
         if step.next_start is not None:
             step_ms = self.clock.elapsed_ms(step.start, step.next_start)
+        drafted = [] if step.draft_lengths is None else step.draft_lengths.tolist()
+        num_drafted = sum(drafted)
         parts: tuple[Part, ...] = get_args(Part)
         ms = {part: self._total_ms(step.spans[part]) for part in parts}
         return {
@@ -104,9 +108,7 @@ class StepLog:
             "num_verified_tokens": sum(verified),
             "num_accepted_tokens": sum(a for a, _ in with_drafts),
             "num_emitted_tokens": sum(sampled),
-            "num_drafted_tokens": int(step.draft_lengths.sum())
-            if step.draft_lengths is not None
-            else 0,
+            "num_drafted_tokens": num_drafted,
             "num_requests_verified": len(with_drafts),
             "step_ms": step_ms,
             "verify_ms": ms["verify"] - ms["verify_decision"],
@@ -115,7 +117,14 @@ class StepLog:
             "context_tokens": step.context_tokens,
             "accepted_per_request": [a for a, _ in with_drafts],
             "verified_per_request": [v for _, v in with_drafts],
+            "drafted_per_request": drafted if num_drafted else [],
+            "predicted_survival": _rows(step.predicted_survival),
+            "shown_survival": _rows(step.shown_survival) if num_drafted else [],
         }
 
     def _total_ms(self, marks: list[tuple[Any, Any]]) -> float:
         return sum(self.clock.elapsed_ms(start, end) for start, end in marks)
+
+
+def _rows(survival: torch.Tensor | None) -> list[list[float]]:
+    return [] if survival is None else survival.tolist()

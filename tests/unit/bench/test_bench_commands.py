@@ -327,7 +327,7 @@ def test_terminal_tables_fit_80_columns(
     specbench("compare", "dspark:3", "dspark:3", "--workload", workload, "--output", output, *SMALL)
     document = load_result(output)
     wide: Any = document["policies"]["dspark:3#2"]
-    wide.update(output_throughput=12345.6, drafted_tokens=10_000_000, verified_tokens=9_000_000)
+    wide.update(output_throughput=12345.6, unverified_tokens=10_000_000, verified_tokens=9_000_000)
     wide["ratio_to_baseline"] = {"value": 10.0, "ci95": [9.5, 10.5]}
     wide["e2el_ms"] = {"mean": 1.0, "median": 12345.6, "p90": 1.0, "p99": 123456.7}
     wide["tpot_ms"] = {"mean": 1.0, "median": 123.4, "p90": 1.0, "p99": 1234.5}
@@ -337,4 +337,5 @@ def test_terminal_tables_fit_80_columns(
     assert "10.0 [9.5, 10.5]" in text
     assert "12346/123457" in text
     assert "9000000" in text
+    assert "10000000" in text
     assert "…" not in text

@@ -88,3 +88,15 @@ def test_shares_leave_out_steps_of_unknown_length(make_step: MakeStep) -> None:
     assert shares.decide == pytest.approx(1.5 / 30)
     assert shares.other == pytest.approx(4.5 / 30)
     assert step_time.mean_step_ms(steps) == pytest.approx(15)
+
+
+def test_what_was_drafted_for_nothing(make_step: MakeStep) -> None:
+    steps = [
+        make_step((2, 0), (2, 1), num_drafted_tokens=14),
+        make_step((0,), (0,), num_drafted_tokens=0),
+        make_step(num_undrafted=3, num_drafted_tokens=0),
+        make_step(num_drafted_tokens=0),  # a chunk of a prompt: nothing could be drafted
+    ]
+    assert acceptance.unverified_tokens(steps) == 11
+    assert acceptance.undrafted_share(steps) == pytest.approx(2 / 3)
+    assert acceptance.undrafted_share([]) is None

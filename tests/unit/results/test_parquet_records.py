@@ -13,11 +13,34 @@ from specbench.results import parquet
 REQUEST = RequestRecord(
     "ar/r0/a/0", "a", 0, "ar", 0, False, 7, 0.5, 1.0, 2.0, (1.5, 2.0), (1, 2), (4, 5, 6), "stop"
 )
-STEP = StepRecord(2, 2, 0, 3, 1, 3, 4, 1, None, 6.0, 2.0, 0.5, 99.5, (1,), (3,))
+STEP = StepRecord(
+    2,
+    2,
+    0,
+    3,
+    1,
+    3,
+    4,
+    1,
+    None,
+    6.0,
+    2.0,
+    0.5,
+    99.5,
+    (1,),
+    (3,),
+    (2, 2),
+    ((0.5, 0.25), (0.5, 0.25)),
+    ((0.75, 0.5), (0.25, 0.0)),
+)
 ROUNDS = [
     RoundRecord("ar", 0, True, 0.0, 1.0, (), ()),
     RoundRecord("ar", 0, False, 1.0, 2.0, (REQUEST, REQUEST), (STEP,)),
 ]
+
+
+def as_lists(value: object) -> object:
+    return [as_lists(item) for item in value] if isinstance(value, tuple) else value
 
 
 def test_every_field_survives(tmp_path: Path) -> None:
@@ -33,8 +56,7 @@ def test_every_field_survives(tmp_path: Path) -> None:
     step = steps.row(0, named=True)
     assert (step["policy"], step["round_index"], step["step_index"]) == ("ar", 0, 0)
     for item in fields(StepRecord):
-        value = getattr(STEP, item.name)
-        assert step[item.name] == (list(value) if isinstance(value, tuple) else value)
+        assert step[item.name] == as_lists(getattr(STEP, item.name))
 
 
 def test_schema_holds_for_no_rows(tmp_path: Path) -> None:

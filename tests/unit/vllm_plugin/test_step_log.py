@@ -57,6 +57,23 @@ def test_an_open_step_stays_for_the_next_call():
     assert [step["step_ms"] for step in log.take(include_open=False)] == [7]
 
 
+def test_what_was_drafted_is_told_per_request_with_its_survivals():
+    log = StepLog(ScriptedClock([0, 1, 2]))
+    for lengths in ([0, 0], [1, 2]):
+        step = log.begin(["a", "b"], set())
+        finish(step, [1, 1], [0, 0])
+        step.draft_lengths = torch.tensor(lengths)
+        step.predicted_survival = torch.tensor([[0.5, 0.25], [0.75, 0.5]])
+        step.shown_survival = torch.tensor([[0.25, 0.0], [1.0, 0.5]])
+    skipped, drafted = log.take(include_open=True)
+    assert skipped["num_drafted_tokens"] == 0
+    assert skipped["drafted_per_request"] == skipped["shown_survival"] == []
+    assert skipped["predicted_survival"] == [[0.5, 0.25], [0.75, 0.5]]
+    assert drafted["num_drafted_tokens"] == 3
+    assert drafted["drafted_per_request"] == [1, 2]
+    assert drafted["shown_survival"] == [[0.25, 0.0], [1.0, 0.5]]
+
+
 def test_counts_follow_from_sampled_and_rejected():
     log = StepLog(ScriptedClock([0]))
     # In its prompt; decoding without drafts; 3 drafts, 2 kept; 2 drafts, none kept.
