@@ -4,6 +4,7 @@ from specbench.policies import ar, dspark, forespark, hybrid, ngram
 from specbench.policies.base import (
     POLICIES,
     DraftBatch,
+    DraftBudget,
     Drafter,
     Policy,
     PreDraftBatch,
@@ -17,6 +18,7 @@ __all__ = [
     "POLICIES",
     "ChainChoice",
     "DraftBatch",
+    "DraftBudget",
     "Drafter",
     "Policy",
     "PreDraftBatch",

@@ -6,10 +6,11 @@ the simulator and the tests all call the same object.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 
@@ -72,6 +73,20 @@ class PreDraftBatch:
     num_base_tokens: int
     num_sampling: int
     max_budget: int
+
+
+class DraftBudget(NamedTuple):
+    """How much the model drafts in a step.
+
+    Attributes:
+        num_tokens: tokens in all requests; with 0 the drafter does not run.
+        gain_ms: time that drafting is expected to save against emitting as many tokens
+            without it; infinite if the policy drafts whatever it costs. Weighed against
+            what drafting needs done first.
+    """
+
+    num_tokens: int
+    gain_ms: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -143,12 +158,12 @@ class Policy(ABC):
     # Longest n-gram chain to look up; None takes every slot the engine has.
     max_ngram_tokens: int | None = None
 
-    def draft_budget(self, batch: PreDraftBatch, costs: StepCosts | None) -> int:
-        """Number of tokens the model drafts in this step, 0 to ``capacity.sum()``.
+    def draft_budget(self, batch: PreDraftBatch, costs: StepCosts | None) -> DraftBudget:
+        """Tokens the model drafts in this step, 0 to ``capacity.sum()``.
 
-        With 0 the drafter does not run. The default drafts whole blocks.
+        The default drafts whole blocks.
         """
-        return int(batch.capacity.sum())
+        return DraftBudget(int(batch.capacity.sum()))
 
     def draft_lengths(
         self, survival: torch.Tensor, capacity: torch.Tensor, budget: int

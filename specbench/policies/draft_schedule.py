@@ -24,11 +24,14 @@ class Schedule(NamedTuple):
         num_drafted: slots drafted, highest predicted survival first; 0 skips the drafter.
         num_verified: slots expected to be verified of those.
         goodput: expected tokens per millisecond of the step.
+        gain_ms: time that the step is expected to save against emitting as many tokens
+            without drafting.
     """
 
     num_drafted: int
     num_verified: int
     goodput: float
+    gain_ms: float
 
 
 def schedule_drafts(
@@ -64,7 +67,16 @@ def schedule_drafts(
         best = int(goodput.argmax())
         drafted = int(candidates[best])
         if candidates.shape[0] == high - low + 1:
-            return Schedule(drafted, min(int(budget[best]), drafted), float(goodput[best]))
+            verified = int(budget[best])
+            emitted = float(accepted[best, verified]) + num_sampling
+            without_ms = float(draft_ms[0] + verify_ms[0])
+            gain_ms = emitted / num_sampling * without_ms if num_sampling else 0.0
+            return Schedule(
+                drafted,
+                min(verified, drafted),
+                float(goodput[best]),
+                max(0.0, gain_ms - float(cost_ms[best, verified])) if drafted else 0.0,
+            )
         low = int(candidates[max(best - 1, 0)])
         high = int(candidates[min(best + 1, candidates.shape[0] - 1)])
 

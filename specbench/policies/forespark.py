@@ -7,6 +7,7 @@ import torch
 from specbench.errors import UsageError
 from specbench.policies.base import (
     POLICIES,
+    DraftBudget,
     Drafter,
     Policy,
     PreDraftBatch,
@@ -37,10 +38,10 @@ class ForeSpark(Policy):
         self.needs_costs = self.needs_calibration = fixed_length is None
         self._verification = DSpark(fixed_length)
 
-    def draft_budget(self, batch: PreDraftBatch, costs: StepCosts | None) -> int:
+    def draft_budget(self, batch: PreDraftBatch, costs: StepCosts | None) -> DraftBudget:
         """Drafted tokens of the joint schedule with the highest expected goodput."""
         if self.fixed_length is not None:
-            return int(batch.capacity.clamp(max=self.fixed_length).sum())
+            return DraftBudget(int(batch.capacity.clamp(max=self.fixed_length).sum()))
         costs = self._require(costs)
         base = batch.num_base_tokens
         schedule = schedule_drafts(
@@ -51,7 +52,7 @@ class ForeSpark(Policy):
             verify_ms=costs.verify_ms[base : base + batch.max_budget + 1],
             resolution=batch.resolution,
         )
-        return schedule.num_drafted
+        return DraftBudget(schedule.num_drafted, schedule.gain_ms)
 
     def draft_lengths(
         self, survival: torch.Tensor, capacity: torch.Tensor, budget: int

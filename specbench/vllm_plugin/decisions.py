@@ -15,6 +15,7 @@ from specbench.estimators.engine_payload import EngineCalibration
 from specbench.policies import (
     ChainChoice,
     DraftBatch,
+    DraftBudget,
     Drafter,
     Policy,
     PreDraftBatch,
@@ -86,6 +87,7 @@ class StepDecisions:
         self._recent: AcceptanceTracker | None = None
         self._predicted: HostRows | None = None
         self._num_planned = 0
+        self._held_up_ms = 0.0
 
     def set_costs(self, table: CostTable) -> None:
         """Weigh costs by this table from the next step on."""
@@ -222,6 +224,7 @@ class StepDecisions:
         samples: np.ndarray,
         *,
         context_tokens: float,
+        backlog_ms: float,
     ) -> DraftPlan:
         """What the model drafts at the end of this step; asked of policies that size drafts.
 
@@ -229,6 +232,7 @@ class StepDecisions:
             slots, slots_on_device: [num_reqs] request slots.
             samples: [num_reqs] bool, requests that emit in this step and so can draft.
             context_tokens: mean context of the batch.
+            backlog_ms: cost of the contexts that must be stored before anything is drafted.
         """
         recent = self._recent
         num_reqs, block = len(slots), self.limits.block_tokens
@@ -242,7 +246,8 @@ class StepDecisions:
             max_budget=self.max_budget(num_reqs),
         )
         costs = self._costs.on_host(context_tokens) if self._costs else None
-        budget = self.policy.draft_budget(batch, costs if self.policy.needs_costs else None)
+        wanted = self.policy.draft_budget(batch, costs if self.policy.needs_costs else None)
+        budget = wanted.num_tokens if self._is_worth_it(wanted, backlog_ms) else 0
         self._num_planned = budget
         if recent is not None:
             survival = recent.survival(slots_on_device)
@@ -250,6 +255,21 @@ class StepDecisions:
             survival = torch.zeros(num_reqs, block, device=self.limits.device)
         capacity = capacity.to(self.limits.device, non_blocking=True)
         return DraftPlan(budget, self.policy.draft_lengths(survival, capacity, budget), survival)
+
+    def _is_worth_it(self, wanted: DraftBudget, backlog_ms: float) -> bool:
+        """Whether to store the backlog of contexts, which the wanted drafts need.
+
+        How long drafting will pay is not known. Once the drafts that a backlog held up would
+        have saved what storing it costs, it is stored: that loses at most as much again
+        against knowing (the ski-rental problem's deterministic rule).
+        """
+        if wanted.num_tokens == 0:
+            return False
+        self._held_up_ms += wanted.gain_ms
+        if self._held_up_ms < backlog_ms:
+            return False
+        self._held_up_ms = 0.0
+        return True
 
     def choose_chains(
         self,

@@ -1,4 +1,4 @@
-"""The DSpark drafter with a length for every request, in place of whole blocks.
+"""The DSpark drafter with a length for every request, in place of whole blocks, or none.
 
 Shapes depend on the number of requests and of drafted tokens, which the host knows. How
 the tokens are spread over the requests lies on the device and is never read back there.
@@ -16,6 +16,8 @@ from vllm.v1.worker.gpu.attn_utils import build_slot_mappings_by_layer
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
 from vllm.v1.worker.gpu.spec_decode.dflash.speculator import prepare_dflash_inputs
 from vllm.v1.worker.gpu.spec_decode.dspark.speculator import DSparkSpeculator
+
+from specbench.vllm_plugin.context_backlog import ContextRows
 
 
 class Verdicts(NamedTuple):
@@ -44,7 +46,7 @@ class _Rows(NamedTuple):
 
 
 class RaggedDSparkSpeculator(DSparkSpeculator):  # type: ignore[misc]
-    """Adds drafting by lengths. A step stores contexts, then drafts, or drafts nothing."""
+    """Adds drafting by lengths, which needs all contexts stored that came before."""
 
     def why_not_ragged(self) -> str:
         """What keeps this drafter from drafting by lengths; empty if nothing does."""
@@ -57,24 +59,11 @@ class RaggedDSparkSpeculator(DSparkSpeculator):  # type: ignore[misc]
         return ""
 
     @torch.inference_mode()
-    def store_contexts(
-        self,
-        input_batch: Any,
-        last_hidden_states: torch.Tensor,
-        aux_hidden_states: list[torch.Tensor] | None,
-        verdicts: Verdicts,
-    ) -> None:
-        """Store keys and values of the step's tokens, and lay out whole blocks behind them.
-
-        Needed in every step, whether anything is drafted or not: a later draft attends to
-        the context of the whole request.
-        """
-        num_tokens = input_batch.num_tokens
-        hidden_states = last_hidden_states
-        if aux_hidden_states:
-            features = torch.cat(aux_hidden_states, dim=-1)
-            hidden_states = self.model.combine_hidden_states(features)
-        self.hidden_states[:num_tokens].copy_(hidden_states[:num_tokens])
+    def context_rows(
+        self, input_batch: Any, aux_hidden_states: list[torch.Tensor], verdicts: Verdicts
+    ) -> ContextRows:
+        """The step's tokens as contexts to store; also lays out whole blocks behind them."""
+        num_reqs, num_tokens = input_batch.num_reqs, input_batch.num_tokens
         tables = self.block_tables
         for i, group in enumerate(self.draft_kv_cache_group_ids):
             prepare_dflash_inputs(
@@ -102,13 +91,32 @@ class RaggedDSparkSpeculator(DSparkSpeculator):  # type: ignore[misc]
                 self.max_model_len,
                 self.sample_from_anchor,
             )
+        owners = torch.repeat_interleave(
+            input_batch.idx_mapping[:num_reqs].long(),
+            input_batch.query_start_loc[: num_reqs + 1].diff(),
+            output_size=num_tokens,
+        )
+        return ContextRows(
+            torch.cat(aux_hidden_states, dim=-1)[:num_tokens],
+            self.context_positions[:num_tokens],
+            self._context_slot_mappings[:, :num_tokens],
+            owners,
+        )
+
+    @torch.inference_mode()
+    def store_contexts(self, rows: ContextRows) -> None:
+        """Store keys and values of these tokens for later drafts to attend to."""
+        num_tokens = rows.positions.shape[0]
+        self.hidden_states[:num_tokens].copy_(self.model.combine_hidden_states(rows.features))
+        self.context_positions[:num_tokens].copy_(rows.positions)
+        self._context_slot_mappings[:, :num_tokens].copy_(rows.slots)
         self._precompute_context_kv(0, num_tokens)
 
     @torch.inference_mode()
     def draft_ragged(self, input_batch: Any, lengths: torch.Tensor, budget: int) -> None:
-        """Draft ``lengths`` tokens; contexts were stored. Fills draft tokens and confidences.
+        """Draft ``lengths`` tokens; contexts were stored, and whole blocks laid out.
 
-        Entries beyond a request's length are left undefined.
+        Fills draft tokens and confidences; what lies beyond a request's length is undefined.
 
         Args:
             input_batch: of the step.
@@ -140,7 +148,7 @@ class RaggedDSparkSpeculator(DSparkSpeculator):  # type: ignore[misc]
         self._sample_rows(hidden, rows, lengths)
 
     def _lay_out(self, rows: _Rows, lengths: torch.Tensor) -> None:
-        """Close up the rows of the whole blocks that :meth:`store_contexts` laid out."""
+        """Close up the rows of the whole blocks that :meth:`context_rows` laid out."""
         num_reqs, budget = lengths.shape[0], rows.request.shape[0]
         block, buffers = self.num_query_per_req, self.input_buffers
         whole = rows.request * block + rows.position

@@ -90,6 +90,8 @@ class PolicyRunner:
             UsageError: unknown policy, or one this engine cannot serve.
         """
         self.decisions.switch(spec)
+        if self.speculator is not None:
+            self.speculator.forget_all()
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Load with the confidence head in use, which vLLM ties to its own flag.

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
+import time
 from typing import Any
 
 import numpy as np
 import torch
+from vllm.v1.attention.backends.utils import PAD_SLOT_ID
 from vllm.v1.worker.gpu.spec_decode.ngram.speculator import NgramGPUSpeculator
 
 from specbench.kernels.cpu.rows import argmax
 from specbench.policies import Drafter
 from specbench.vllm_plugin.chains import DraftChains
+from specbench.vllm_plugin.context_backlog import ContextBacklog, ContextRows
 from specbench.vllm_plugin.decisions import StepDecisions
 from specbench.vllm_plugin.ngram_drafting import NgramDrafting
 from specbench.vllm_plugin.ragged_drafting import RaggedDSparkSpeculator, Verdicts
@@ -51,6 +54,14 @@ class PolicyDrafting:
         self.ngram = NgramDrafting(req_states, num_slots, settings.ngram_min, settings.ngram_max)
         self.prefill_len = req_states.prefill_len.np
 
+    def forget(self, slot: int) -> None:
+        """A new request in this slot: nothing of the last one's past counts for it."""
+        self.ngram.forget(slot)
+        self.decisions.forget(slot)
+
+    def forget_all(self) -> None:
+        """Another policy is in force, and no request is running."""
+
     def draft_ngram(self, input_batch: Any, num_sampled: torch.Tensor) -> None:
         """Look every sampling request up; every match counts as certain."""
         found = self.ngram.look_up(input_batch, num_sampled, self.decisions.longest_chain)
@@ -76,6 +87,18 @@ class PolicyDSparkSpeculator(PolicyDrafting, RaggedDSparkSpeculator):
             self.draft_logits = self.draft_logits.new_full(shape, float("-inf"))
         # Requests whose last chain was looked up, by request slot.
         self._replaced = torch.zeros(self.max_num_reqs, dtype=torch.bool, device=device)
+        # Measured when a backlog is stored; until then it counts as costing nothing.
+        self._backlog_ms_per_token = 0.0
+        self.forget_all()
+
+    def forget(self, slot: int) -> None:
+        """See :class:`PolicyDrafting`."""
+        super().forget(slot)
+        self._backlog.forget(slot)
+
+    def forget_all(self) -> None:
+        """See :class:`PolicyDrafting`."""
+        self._backlog = ContextBacklog(self.max_num_reqs, PAD_SLOT_ID, self.device)
 
     @property
     def block_tokens(self) -> int:
@@ -128,8 +151,8 @@ class PolicyDSparkSpeculator(PolicyDrafting, RaggedDSparkSpeculator):
                     temperature,
                     seeds,
                 )
-                self.store_contexts(input_batch, last_hidden_states, aux_hidden_states, verdicts)
-                self._draft_what_pays(input_batch, verdicts)
+                assert aux_hidden_states is not None
+                self._draft_what_pays(input_batch, aux_hidden_states, verdicts)
                 return self.chains.tokens[: input_batch.num_reqs]
             if self.decisions.policy.drafter.uses_model:
                 run_model()
@@ -146,8 +169,10 @@ class PolicyDSparkSpeculator(PolicyDrafting, RaggedDSparkSpeculator):
         own = ~self._replaced[idx_mapping.long()]
         super().observe_verification(idx_mapping, num_sampled * own, num_rejected * own)
 
-    def _draft_what_pays(self, input_batch: Any, verdicts: Verdicts) -> None:
-        """Draft as many tokens as the policy says, where it says; contexts were stored."""
+    def _draft_what_pays(
+        self, input_batch: Any, aux_hidden_states: list[torch.Tensor], verdicts: Verdicts
+    ) -> None:
+        """Draft as many tokens as the policy says, where it says."""
         num_reqs = input_batch.num_reqs
         slots, on_device = input_batch.idx_mapping_np[:num_reqs], input_batch.idx_mapping[:num_reqs]
         computed = input_batch.num_computed_tokens_np[:num_reqs]
@@ -159,12 +184,16 @@ class PolicyDSparkSpeculator(PolicyDrafting, RaggedDSparkSpeculator):
                 on_device,
                 after >= self.prefill_len[slots],
                 context_tokens=float(np.mean(computed)),
+                backlog_ms=self._backlog.num_tokens * self._backlog_ms_per_token,
             )
         if self.step_log.current is not None:
             self.step_log.current.predicted_survival = plan.survival
         if plan.budget == 0:
+            self._put_off(self.context_rows(input_batch, aux_hidden_states, verdicts))
             self.chains.clear(num_reqs)
             return
+        self._store_backlog()
+        self.store_contexts(self.context_rows(input_batch, aux_hidden_states, verdicts))
         self.draft_ragged(input_batch, plan.lengths, plan.budget)
         calibration = self.decisions.calibration
         steps = torch.arange(self.block_tokens, device=plan.lengths.device)
@@ -179,6 +208,24 @@ class PolicyDSparkSpeculator(PolicyDrafting, RaggedDSparkSpeculator):
         if self.decisions.limits.staleness:
             # Asynchronous scheduling may have tokens verified that were not drafted.
             self._cache_one_hot(input_batch, beyond=plan.lengths)
+
+    def _put_off(self, rows: ContextRows) -> None:
+        """Store contexts when they are needed, or when no more can be kept."""
+        self._backlog.add(rows)
+        if self._backlog.is_full:
+            self._backlog.drop_ended()
+        if self._backlog.is_full:
+            self._store_backlog()
+
+    def _store_backlog(self) -> None:
+        num_tokens, started = 0, time.perf_counter()
+        for rows in self._backlog.take(self.max_num_tokens):
+            self.store_contexts(rows)
+            num_tokens += rows.positions.shape[0]
+        if num_tokens:
+            # On a GPU this is the time to launch it: too little, so that it is stored early.
+            elapsed_ms = (time.perf_counter() - started) * 1e3
+            self._backlog_ms_per_token = elapsed_ms / num_tokens
 
     def _fill_chains(
         self, input_batch: Any, num_sampled: torch.Tensor, temperature: torch.Tensor

@@ -43,8 +43,7 @@ class PolicyVerification(stock.AdaptiveVerificationManager):  # type: ignore[mis
     def add_request(self, req_idx: int) -> None:
         """A new request in this slot: nothing of the last one's past counts for it."""
         super().add_request(req_idx)
-        self.drafting.ngram.forget(req_idx)
-        self.decisions.forget(req_idx)
+        self.drafting.forget(req_idx)
 
     def record_confidences(self, confidence_probs: torch.Tensor, input_batch: Any) -> None:
         """Keep the chains' survivals where vLLM keeps the drafter's confidences."""

@@ -96,8 +96,9 @@ def test_drafting_is_shared_out_whole_and_best_slots_first(
     spec: str, batch: VerifyBatch, slope: float, resolution: float
 ) -> None:
     policy = make_policy(spec)
-    budget = policy.draft_budget(pre_draft(batch, resolution), step_costs(slope))
+    budget, gain_ms = policy.draft_budget(pre_draft(batch, resolution), step_costs(slope))
     assert type(budget) is int
+    assert gain_ms >= 0
     assert 0 <= budget <= int(batch.capacity.sum())
     lengths = policy.draft_lengths(batch.survival, batch.capacity, budget)
     assert lengths.shape == batch.capacity.shape
@@ -120,7 +121,7 @@ def test_impossible_predictions_do_not_crash(spec: str, bad: float) -> None:
     policy = make_policy(spec)
     survival = torch.tensor([[0.9, bad, bad], [bad, 0.2, 0.1]], dtype=torch.float64)
     batch = make_batch(survival, torch.tensor([3, 2], dtype=torch.int32))
-    budget = policy.draft_budget(pre_draft(batch), step_costs())
+    budget = policy.draft_budget(pre_draft(batch), step_costs()).num_tokens
     assert 0 <= budget <= 5
     lengths = policy.draft_lengths(survival, batch.capacity, budget)
     assert ((lengths >= 0) & (lengths <= batch.capacity)).all()
@@ -136,7 +137,7 @@ def test_deciding_twice_gives_the_same_and_changes_no_input(spec: str, batch: Ve
     decisions = []
     for _ in range(2):
         drafted = policy.draft_budget(pre_draft(batch), costs)
-        draft_lengths = policy.draft_lengths(batch.survival, batch.capacity, drafted)
+        draft_lengths = policy.draft_lengths(batch.survival, batch.capacity, drafted.num_tokens)
         budget = policy.verify_budget(batch, costs)
         lengths = policy.verify_lengths(batch.survival, batch.capacity, budget)
         decisions.append((drafted, draft_lengths.tolist(), budget, lengths.tolist()))
@@ -151,7 +152,7 @@ def test_empty_batches_draft_and_verify_nothing(spec: str, shape: tuple[int, int
     survival = torch.empty(shape, dtype=torch.float64)
     capacity = torch.zeros(shape[0], dtype=torch.int32)
     batch = make_batch(survival, capacity)
-    assert policy.draft_budget(pre_draft(batch), step_costs()) == 0
+    assert policy.draft_budget(pre_draft(batch), step_costs()).num_tokens == 0
     assert policy.draft_lengths(survival, capacity, 0).tolist() == [0] * shape[0]
     assert policy.verify_budget(batch, step_costs()) == 0
     assert policy.verify_lengths(survival, capacity, 0).tolist() == [0] * shape[0]

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from specbench.policies import DraftBudget
+
 NUM_STEPS = 6
 NUM_PROMPT_TOKENS = (40, 75, 20, 110)
 Drafts = list[list[int]]
@@ -52,8 +54,8 @@ class Bench:
         self.policy.draft_lengths = lambda survival, capacity, budget: self._lengths(
             lengths, capacity
         )
-        self.policy.draft_budget = lambda batch, costs: int(
-            self._lengths(lengths, batch.capacity).sum()
+        self.policy.draft_budget = lambda batch, costs: DraftBudget(
+            int(self._lengths(lengths, batch.capacity).sum())
         )
         if verify:
             self.policy.verify_budget = lambda batch, costs: int(batch.capacity.sum())
@@ -131,7 +133,8 @@ def one_by_one(bench: Bench) -> dict[str, Any]:
             if not length:
                 continue
             verdicts = Verdicts(*args[4:10])
-            bench.speculator.store_contexts(batch, named["last"], named["aux"], verdicts)
+            rows = bench.speculator.context_rows(batch, named["aux"], verdicts)
+            bench.speculator.store_contexts(rows)
             bench.speculator.draft_ragged(batch, alone, length)
             expected, expected_confidence = bench.drafts(n)
             row = (request, slice(0, length))

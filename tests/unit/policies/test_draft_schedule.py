@@ -60,13 +60,17 @@ def survivals(draw, max_reqs: int = 6, max_steps: int = 7) -> torch.Tensor:
 
 def test_hopeless_slots_are_not_drafted_and_the_drafter_is_skipped() -> None:
     # Alone, 10.5 ms for one token; with the block another 2.1 + 0.5 ms for 0.01 tokens.
-    assert schedule(torch.full((1, 4), 0.01, dtype=F64)) == Schedule(0, 0, pytest.approx(1 / 10.5))
+    assert schedule(torch.full((1, 4), 0.01, dtype=F64)) == Schedule(
+        0, 0, pytest.approx(1 / 10.5), 0.0
+    )
 
 
 def test_certain_slots_are_all_drafted_and_verified() -> None:
     found = schedule(torch.ones(3, 5, dtype=F64))
     assert found[:2] == (15, 15)
     assert found.goodput == pytest.approx(18 / (2 + 1.5 + 10 + 9))
+    # 18 tokens without drafting: six steps of 11.5 ms.
+    assert found.gain_ms == pytest.approx(6 * 11.5 - 22.5)
 
 
 def test_the_fixed_cost_of_a_pass_is_weighed_too() -> None:
@@ -212,19 +216,19 @@ def test_the_policy_prices_a_token_at_the_batch_it_joins() -> None:
         draft_ms=0.01 * tokens, verify_ms=torch.where(tokens <= 8, 10.0, 10.0 + 20 * (tokens - 8))
     )
     batch = pre_draft(torch.full((2, 7), 0.95, dtype=F64).cumprod(dim=1))
-    assert make_policy("forespark").draft_budget(batch, costs) == 6
+    assert make_policy("forespark").draft_budget(batch, costs).num_tokens == 6
 
 
 def test_the_policy_plans_no_more_verification_than_the_engine_can_do() -> None:
     costs = StepCosts(curve(0.0, 0.1, 64), curve(10.0, 0.0, 64))
     batch = pre_draft(torch.ones(4, 7, dtype=F64), max_budget=5)
-    assert make_policy("forespark").draft_budget(batch, costs) == 5
+    assert make_policy("forespark").draft_budget(batch, costs).num_tokens == 5
 
 
 def test_a_fixed_length_drafts_and_verifies_the_same_for_everyone() -> None:
     policy = make_policy("forespark:2")
     batch = pre_draft(torch.tensor([[0.9, 0.8, 0.7], [0.1, 0.0, 0.0]], dtype=F64))
-    assert policy.draft_budget(batch, None) == 4
+    assert policy.draft_budget(batch, None) == (4, float("inf"))
     assert policy.draft_lengths(batch.survival, batch.capacity, 4).tolist() == [2, 2]
     drafted = torch.tensor([2, 2], dtype=torch.int32)
     verified = VerifyBatch(batch.survival, drafted, 2, 2, num_drafted=4, max_budget=60)

@@ -126,12 +126,13 @@ def test_chains_are_chosen_at_the_engines_costs():
     assert choice.use_ngram.tolist() == [False, True]
 
 
-def plan(decisions, samples=(True, True), slots=(1, 3)):
+def plan(decisions, samples=(True, True), slots=(1, 3), backlog_ms=0.0):
     return decisions.plan_drafts(
         np.array(slots),
         torch.tensor(slots, dtype=torch.int32),
         np.array(samples),
         context_tokens=50.0,
+        backlog_ms=backlog_ms,
     )
 
 
@@ -179,6 +180,26 @@ def test_what_was_rejected_is_drafted_less_by_the_host_a_step_later(staleness):
     for slot in (1, 3):
         decisions.forget(slot)
     assert plan(decisions).budget == budgets[0]
+
+
+def test_a_backlog_is_stored_once_it_has_held_up_as_much():
+    decisions = foresighted()
+    wanted = []
+    own = decisions.policy.draft_budget
+
+    def draft_budget(batch, costs):
+        wanted.append(own(batch, costs))
+        return wanted[-1]
+
+    decisions.policy.draft_budget = draft_budget
+    assert plan(decisions).budget == 2 * BLOCK
+    gain_ms = wanted[0].gain_ms
+    assert gain_ms > 0
+    backlog_ms = 2.5 * gain_ms
+    assert [plan(decisions, backlog_ms=backlog_ms).budget for _ in range(3)] == [0, 0, 2 * BLOCK]
+    # Then it is gone, and a new one has to be earned again.
+    assert plan(decisions, backlog_ms=backlog_ms).budget == 0
+    assert plan(decisions, backlog_ms=0.0).budget == 2 * BLOCK
 
 
 def test_verification_is_priced_by_what_was_drafted_and_bounded_by_it():
