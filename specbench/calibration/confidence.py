@@ -22,8 +22,8 @@ from specbench.calibration.reliability_report import (
 from specbench.engines.model_cache import DrafterRef
 from specbench.errors import InputError
 from specbench.estimators.acceptance_evaluation import ALL, position_reports
+from specbench.estimators.acceptance_prior import AcceptancePrior
 from specbench.estimators.recent_acceptance import (
-    AcceptancePrior,
     RecentAcceptance,
     resolution,
 )

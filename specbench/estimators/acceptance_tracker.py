@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from specbench.estimators.recent_acceptance import AcceptancePrior
+from specbench.estimators.acceptance_prior import AcceptancePrior
 
 
 class AcceptanceTracker:

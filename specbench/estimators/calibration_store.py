@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from specbench.cache import write_text_atomically
 from specbench.errors import InputError, UsageError
+from specbench.estimators.acceptance_prior import AcceptancePrior, validate_prior
 from specbench.estimators.json_fields import (
     mapping,
     number,
@@ -31,7 +32,6 @@ from specbench.estimators.json_fields import (
     whole,
 )
 from specbench.estimators.ngram_table import NgramTable, Stratification, validate_table
-from specbench.estimators.recent_acceptance import AcceptancePrior, validate_prior
 from specbench.estimators.sts_interop import (
     StsFormat,
     StsTable,

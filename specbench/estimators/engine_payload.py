@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from specbench.estimators.acceptance_prior import AcceptancePrior, validate_prior
 from specbench.estimators.calibration_store import Calibration
 from specbench.estimators.ngram_table import NgramTable, Stratification, validate_table
-from specbench.estimators.recent_acceptance import AcceptancePrior, validate_prior
 
 SOURCE = "the calibration"
 

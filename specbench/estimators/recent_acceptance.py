@@ -16,6 +16,7 @@ from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
 
 from specbench.errors import InputError
+from specbench.estimators.acceptance_prior import AcceptancePrior
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -26,37 +27,6 @@ WEIGHTS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
 DECAYS = (0.5, 0.7, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 1.0)
 # Laplace's rule of succession: a position never seen gets one half, none gets 0 or 1.
 _SMOOTHING = 1.0
-
-
-@dataclass(frozen=True)
-class AcceptancePrior:
-    """What is expected of a request's blocks, and how fast its own record overrules it.
-
-    Attributes:
-        conditional: [num_positions] mean acceptance given that the positions before held.
-        weight: observations that the prior counts as.
-        decay: factor on a request's counts for every step in which it emits.
-        resolution: share of what the prediction leaves open that the drafter's confidences
-            explain, 0 to 1; see :func:`resolution`.
-    """
-
-    conditional: tuple[float, ...]
-    weight: float
-    decay: float
-    resolution: float
-
-
-def validate_prior(prior: AcceptancePrior, source: str) -> None:
-    """Raise InputError, naming ``source``, for values no fit can give."""
-    if not prior.conditional:
-        raise InputError(f"{source}: no acceptance for any position")
-    shares = {f"conditional[{j}]": value for j, value in enumerate(prior.conditional)}
-    shares |= {"decay": prior.decay, "resolution": prior.resolution}
-    for name, value in shares.items():
-        if not 0 <= value <= 1:
-            raise InputError(f"{source}, {name}: {value} is not within 0 to 1")
-    if not 0 < prior.weight < float("inf"):
-        raise InputError(f"{source}, weight: {prior.weight} is not above 0 and finite")
 
 
 class RecentAcceptance(BaseEstimator):  # type: ignore[misc]  # no types shipped

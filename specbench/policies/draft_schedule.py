@@ -59,6 +59,8 @@ def schedule_drafts(
     """
     slots = _sorted_slots(survival, capacity)[: draft_ms.shape[0] - 1]
     low, high = 0, slots.shape[0]
+    # No more can be verified than drafted; the table goes on for prompts and larger batches.
+    verify_ms = verify_ms[: high + 1]
     while True:
         candidates = _spread(low, high)
         accepted = expected_accepted(slots, candidates, verify_ms.shape[0] - 1, resolution)

@@ -52,12 +52,13 @@ class ContextBacklog:
         # Counts the requests that had each slot: rows of one that left it are of no use.
         self._tenancy = torch.zeros(max_num_reqs, dtype=torch.int64, device=device)
         self._chunks: list[tuple[ContextRows, torch.Tensor]] = []
+        self._num_bytes = 0
         self.num_tokens = 0
 
     @property
     def is_full(self) -> bool:
         """Whether it takes more memory than it may."""
-        return sum(rows.features.nbytes for rows, _ in self._chunks) > MAX_BYTES
+        return self._num_bytes > MAX_BYTES
 
     def forget(self, slot: int) -> None:
         """A new request in this slot."""
@@ -67,6 +68,7 @@ class ContextBacklog:
         """Keep a copy of the rows of a step."""
         kept = ContextRows(*(tensor.clone() for tensor in rows))
         self._chunks.append((kept, self._tenancy[kept.owners]))
+        self._num_bytes += kept.features.nbytes
         self.num_tokens += kept.positions.shape[0]
 
     def drop_ended(self) -> None:
@@ -79,6 +81,7 @@ class ContextBacklog:
             if len(index):
                 kept.append((rows.take(index), tenancy[index]))
         self._chunks = kept
+        self._num_bytes = sum(rows.features.nbytes for rows, _ in kept)
         self.num_tokens = sum(rows.positions.shape[0] for rows, _ in kept)
 
     def take(self, max_tokens: int) -> Iterator[ContextRows]:
@@ -89,7 +92,7 @@ class ContextBacklog:
         """
         self.drop_ended()
         chunks = [rows for rows, _ in self._chunks]
-        self._chunks, self.num_tokens = [], 0
+        self._chunks, self._num_bytes, self.num_tokens = [], 0, 0
         if not chunks:
             return
         whole = ContextRows(

@@ -254,6 +254,8 @@ class StepDecisions:
         else:
             survival = torch.zeros(num_reqs, block, device=self.limits.device)
         capacity = capacity.to(self.limits.device, non_blocking=True)
+        if budget == 0:
+            return DraftPlan(0, torch.zeros_like(capacity), survival)
         return DraftPlan(budget, self.policy.draft_lengths(survival, capacity, budget), survival)
 
     def _is_worth_it(self, wanted: DraftBudget, backlog_ms: float) -> bool:

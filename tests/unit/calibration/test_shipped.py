@@ -16,6 +16,7 @@ from specbench.calibration.shipped import (
 )
 from specbench.calibration.tokenizer import tokenizer_fingerprint
 from specbench.errors import InputError, UsageError
+from specbench.estimators.acceptance_prior import AcceptancePrior
 from specbench.estimators.calibration_store import (
     CALIBRATION_FILE,
     Calibration,
@@ -24,7 +25,6 @@ from specbench.estimators.calibration_store import (
     save_calibration,
 )
 from specbench.estimators.ngram_table import NgramTable, Stratification
-from specbench.estimators.recent_acceptance import AcceptancePrior
 from specbench.estimators.sts_interop import StsTable
 
 # Before a fixture puts another folder in its place.

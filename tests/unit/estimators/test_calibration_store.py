@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from specbench.errors import InputError, UsageError
+from specbench.estimators.acceptance_prior import AcceptancePrior
 from specbench.estimators.calibration_store import (
     CALIBRATION_FILE,
     PROVENANCE_FILE,
@@ -22,7 +23,6 @@ from specbench.estimators.calibration_store import (
 from specbench.estimators.ngram_acceptance import NgramAcceptance
 from specbench.estimators.ngram_chains import NgramChains
 from specbench.estimators.ngram_table import NgramTable, Stratification
-from specbench.estimators.recent_acceptance import AcceptancePrior
 from specbench.estimators.sts_interop import StsTable
 
 PROVENANCE = Provenance(

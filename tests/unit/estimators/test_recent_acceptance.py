@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 from sklearn.exceptions import NotFittedError
 
 from specbench.errors import InputError
+from specbench.estimators.acceptance_prior import AcceptancePrior, validate_prior
 from specbench.estimators.acceptance_tracker import AcceptanceTracker
 from specbench.estimators.recent_acceptance import (
     DECAYS,
     WEIGHTS,
-    AcceptancePrior,
     RecentAcceptance,
     resolution,
-    validate_prior,
 )
 
 PRIOR = AcceptancePrior((0.6, 0.5, 0.8), weight=4.0, decay=0.5, resolution=0.3)

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from specbench.costs import ContextCosts, CostCurve, CostTable
+from specbench.estimators.acceptance_prior import AcceptancePrior
 from specbench.estimators.engine_payload import EngineCalibration
 from specbench.estimators.ngram_table import NgramTable, Stratification
-from specbench.estimators.recent_acceptance import AcceptancePrior
 from specbench.vllm_plugin.decisions import EngineLimits, StepDecisions
 
 MAX_REQS, SLOTS, BLOCK = 4, 16, 7
