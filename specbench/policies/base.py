@@ -196,6 +196,14 @@ class Policy(ABC):
         """
         raise NotImplementedError(f"policy {self.name!r} has no two chains to choose between")
 
+    def required(self, costs: StepCosts | None) -> StepCosts:
+        """The costs, for a policy that cannot do without; raises UsageError without any."""
+        if costs is None:
+            raise UsageError(
+                f"policy {self.name!r} needs step costs; run 'specbench costs profile'"
+            )
+        return costs
+
     @classmethod
     def from_argument(cls, argument: str | None) -> Policy:
         """Build from the part after the colon in ``name:argument``; None if there is none.

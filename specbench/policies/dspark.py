@@ -37,8 +37,7 @@ class DSpark(Policy):
         max_budget = min(int(batch.capacity.sum()), batch.max_budget)
         if self.fixed_length is not None:
             return min(int(batch.capacity.clamp(max=self.fixed_length).sum()), max_budget)
-        if costs is None:
-            raise UsageError("policy 'dspark' needs step costs; run 'specbench costs profile'")
+        costs = self.required(costs)
         base = batch.num_base_tokens
         verify_ms = costs.verify_ms[base : base + max_budget + 1]
         cost_ms = costs.draft_ms[batch.num_drafted] + verify_ms

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from specbench.errors import UsageError
 from specbench.policies.base import (
     POLICIES,
     DraftBudget,
@@ -42,7 +41,7 @@ class ForeSpark(Policy):
         """Drafted tokens of the joint schedule with the highest expected goodput."""
         if self.fixed_length is not None:
             return DraftBudget(int(batch.capacity.clamp(max=self.fixed_length).sum()))
-        costs = self._require(costs)
+        costs = self.required(costs)
         base = batch.num_base_tokens
         schedule = schedule_drafts(
             batch.survival,
@@ -65,7 +64,7 @@ class ForeSpark(Policy):
     def verify_budget(self, batch: VerifyBatch, costs: StepCosts | None) -> int:
         """DSpark's goodput-optimal budget, over what was drafted."""
         if self.fixed_length is None:
-            costs = self._require(costs)
+            costs = self.required(costs)
         return self._verification.verify_budget(batch, costs)
 
     def verify_lengths(
@@ -78,8 +77,3 @@ class ForeSpark(Policy):
     def from_argument(cls, argument: str | None) -> Policy:
         """``forespark`` adapts; ``forespark:3`` drafts and verifies three tokens a request."""
         return cls(fixed_length_of(cls.name, argument))
-
-    def _require(self, costs: StepCosts | None) -> StepCosts:
-        if costs is None:
-            raise UsageError("policy 'forespark' needs step costs; run 'specbench costs profile'")
-        return costs

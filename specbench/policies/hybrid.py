@@ -6,7 +6,6 @@ the chain that is worth more, and the verification budget is sized and shared as
 
 from __future__ import annotations
 
-from specbench.errors import UsageError
 from specbench.policies.base import (
     POLICIES,
     DraftBatch,
@@ -38,7 +37,7 @@ class Hybrid(Policy):
 
     def choose_chains(self, batch: DraftBatch, costs: StepCosts | None) -> ChainChoice:
         """The choice of highest expected goodput among those that a price induces."""
-        costs = self._require(costs)
+        costs = self.required(costs)
         base = batch.num_base_tokens
         verify_ms = costs.verify_ms[base : base + batch.max_budget + 1]
         return choose_chains(
@@ -50,9 +49,4 @@ class Hybrid(Policy):
 
     def verify_budget(self, batch: VerifyBatch, costs: StepCosts | None) -> int:
         """DSpark's goodput-optimal budget, over the survivals of the chosen chains."""
-        return self._verification.verify_budget(batch, self._require(costs))
-
-    def _require(self, costs: StepCosts | None) -> StepCosts:
-        if costs is None:
-            raise UsageError("policy 'hybrid' needs step costs; run 'specbench costs profile'")
-        return costs
+        return self._verification.verify_budget(batch, self.required(costs))
