@@ -32,7 +32,7 @@ from specbench.records import EngineRequest, SamplingSpec, StepRecord
 # Two context lengths: a short chat turn, and about half of the embedded default's limit.
 CONTEXT_TOKENS = (128, 1024)
 # What is measured in every batch: (drafted, verified) tokens of each request; None is the
-# drafter's whole block. The drafter is skipped once, which still stores contexts.
+# drafter's whole block. Skipping comes last: it leaves contexts unstored.
 LENGTHS: tuple[tuple[int | None, int], ...] = ((None, 0), (1, 1), (3, 3), (None, 7), (0, 0))
 # Of the plan above. In the fingerprint, so that tables of earlier plans are measured again.
 PLAN_VERSION = 2

@@ -36,7 +36,7 @@ async def install_calibration(
     if found is None or found.calibration.ngram is None:
         reason = "none fits this model" if found is None else f"{found.folder} has no n-gram table"
         raise UsageError(
-            f"policy {wanted_by!r} needs a calibration of n-gram acceptance and {reason}; "
+            f"policy {wanted_by!r} needs a calibration of acceptance and {reason}; "
             "run 'specbench calibrate'"
         )
     source = found.origin if found.origin == "shipped" else str(found.folder)
