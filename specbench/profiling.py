@@ -34,11 +34,13 @@ CONTEXT_TOKENS = (128, 1024)
 # What is measured in every batch: (drafted, verified) tokens of each request; None is the
 # drafter's whole block. Skipping comes last: it leaves contexts unstored.
 LENGTHS: tuple[tuple[int | None, int], ...] = ((None, 0), (1, 1), (3, 3), (None, 7), (0, 0))
+# Rounds over these lengths, and steps of each in a round. Rounds, because a machine that is
+# busy for some seconds would otherwise make one length look dear beside the others of the
+# same batch, and decisions compare just those. The first step of all is dropped by the fit.
+ROUNDS = 3
+STEPS_PER_ROUND = 3
 # Of the plan above. In the fingerprint, so that tables of earlier plans are measured again.
-PLAN_VERSION = 2
-# Usable steps wanted for each (batch size, verification length); the first is dropped by
-# the fit. vLLM takes the median of 5.
-STEPS_PER_SHAPE = 6
+PLAN_VERSION = 3
 # Prompt tokens that one batch may need, and above which only every other power of two is
 # measured: they bound the time spent on prefill to about half a minute on two cores.
 MAX_PREFILL_TOKENS = 20_000
@@ -139,7 +141,7 @@ async def profile_costs(
     provenance = {
         "measured": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "engine": facts,
-        "steps_per_shape": STEPS_PER_SHAPE,
+        "steps_per_shape": ROUNDS * STEPS_PER_ROUND,
     }
     return fit_cost_table(
         samples, cost_fingerprint(facts), provenance, context_lengths=sorted({c for c, _ in plan})
@@ -178,7 +180,7 @@ async def _measure_batch(
     steps: list[StepRecord] = []
     try:
         await _wait_all(started, tasks)
-        for drafted, verified in LENGTHS:
+        for drafted, verified in LENGTHS * ROUNDS:
             if max(drafted or 0, verified) > facts["draft_block_tokens"]:
                 continue
             drafted = await _set_lengths(engine, drafted, verified, facts["draft_block_tokens"])
@@ -245,11 +247,11 @@ async def _wait_all(started: list[asyncio.Event], tasks: list[asyncio.Task[None]
 async def _collect(
     engine: VLLMEngine, num_requests: int, num_verified: int, num_drafted: int
 ) -> list[StepRecord]:
-    """The next STEPS_PER_SHAPE steps of exactly this shape."""
+    """The next STEPS_PER_ROUND steps of exactly this shape."""
     await engine.take_steps()
     found: list[StepRecord] = []
     deadline = asyncio.get_running_loop().time() + SHAPE_TIMEOUT_S
-    while len(found) < STEPS_PER_SHAPE:
+    while len(found) < STEPS_PER_ROUND:
         if asyncio.get_running_loop().time() > deadline:
             raise EngineFailure(
                 f"no steps of {num_requests} requests with {num_verified} verified tokens within "
@@ -265,4 +267,4 @@ async def _collect(
             and step.num_verified_tokens == num_verified
             and step.num_drafted_tokens == num_drafted
         ]
-    return found[:STEPS_PER_SHAPE]
+    return found[:STEPS_PER_ROUND]

@@ -57,12 +57,8 @@ class AcceptanceTracker:
         before = self._counts[:, rows]
         self._counts[:, rows] = torch.where(emitted, self._decay * (before + now), before)
 
-    def survival(self, slots: torch.Tensor | None = None) -> torch.Tensor:
-        """[num_reqs, num_positions] float32 expected of the next block, non-increasing.
-
-        Args:
-            slots: [num_reqs] int; None takes all of them.
-        """
-        accepted, reached = self._counts if slots is None else self._counts[:, slots.long()]
+    def survival(self) -> torch.Tensor:
+        """[max_num_reqs, num_positions] float32 expected of next blocks, non-increasing."""
+        accepted, reached = self._counts
         posterior: torch.Tensor = (self._weight * self._mean + accepted) / (self._weight + reached)
         return posterior.cumprod(dim=1)

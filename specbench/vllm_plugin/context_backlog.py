@@ -20,7 +20,7 @@ class ContextRows(NamedTuple):
     """Tokens whose contexts are to be stored.
 
     Attributes:
-        features: [num_tokens, num_features] of the target.
+        features: [num_tokens, num_features] of the target, in memory of their own.
         positions: [num_tokens] in their requests.
         slots: [num_groups, num_tokens] where keys and values go; padding is not stored.
         owners: [num_tokens] request slot of each.
@@ -65,8 +65,8 @@ class ContextBacklog:
         self._tenancy[slot] += 1
 
     def add(self, rows: ContextRows) -> None:
-        """Keep a copy of the rows of a step."""
-        kept = ContextRows(*(tensor.clone() for tensor in rows))
+        """Keep the rows of a step: their features as they are, of the rest a copy."""
+        kept = ContextRows(rows.features, *(tensor.clone() for tensor in rows[1:]))
         self._chunks.append((kept, self._tenancy[kept.owners]))
         self._num_bytes += kept.features.nbytes
         self.num_tokens += kept.positions.shape[0]

@@ -86,6 +86,8 @@ class StepDecisions:
         self._costs: InstalledCosts | None = None
         self._recent: AcceptanceTracker | None = None
         self._predicted: HostRows | None = None
+        # [max_num_reqs, block] expected of each slot's next block; zeros without a calibration.
+        self._survival = self._no_survival()
         self._num_planned = 0
         self._held_up_ms = 0.0
 
@@ -108,11 +110,17 @@ class StepDecisions:
         prior = calibration.acceptance
         if prior is None or not limits.block_tokens:
             self._recent = self._predicted = None
+            self._survival = self._no_survival()
             return
         num_reqs = limits.max_num_reqs
         self._recent = AcceptanceTracker(prior, limits.block_tokens, num_reqs, limits.device)
         expected = torch.tensor(prior.conditional[: limits.block_tokens]).cumprod(dim=0)
         self._predicted = HostRows(expected, num_reqs, limits.device, limits.staleness)
+        self._survival = self._recent.survival()
+
+    def _no_survival(self) -> torch.Tensor:
+        limits = self.limits
+        return torch.zeros(limits.max_num_reqs, limits.block_tokens, device=limits.device)
 
     def switch(self, spec: str) -> None:
         """Put ``name[:argument]`` in force; no request may be running.
@@ -206,7 +214,8 @@ class StepDecisions:
         if self._recent is None or self._predicted is None:
             return
         self._recent.observe(slots, num_sampled, num_rejected)
-        self._predicted.publish(self._recent.survival())
+        self._survival = self._recent.survival()
+        self._predicted.publish(self._survival)
 
     def predicted_on_host(self, slots: np.ndarray) -> torch.Tensor:
         """[num_reqs, block] float64 survivals expected of blocks, as the host knows them.
@@ -234,13 +243,12 @@ class StepDecisions:
             context_tokens: mean context of the batch.
             backlog_ms: cost of the contexts that must be stored before anything is drafted.
         """
-        recent = self._recent
         num_reqs, block = len(slots), self.limits.block_tokens
         capacity = torch.from_numpy(samples.astype(np.int32) * block)
         batch = PreDraftBatch(
             survival=self.predicted_on_host(slots),
             capacity=capacity,
-            resolution=0.0 if recent is None else recent.resolution,
+            resolution=0.0 if self._recent is None else self._recent.resolution,
             num_base_tokens=num_reqs,
             num_sampling=int(samples.sum()),
             max_budget=self.max_budget(num_reqs),
@@ -249,10 +257,7 @@ class StepDecisions:
         wanted = self.policy.draft_budget(batch, costs if self.policy.needs_costs else None)
         budget = wanted.num_tokens if self._is_worth_it(wanted, backlog_ms) else 0
         self._num_planned = budget
-        if recent is not None:
-            survival = recent.survival(slots_on_device)
-        else:
-            survival = torch.zeros(num_reqs, block, device=self.limits.device)
+        survival = self._survival[slots_on_device.long()]
         capacity = capacity.to(self.limits.device, non_blocking=True)
         if budget == 0:
             return DraftPlan(0, torch.zeros_like(capacity), survival)

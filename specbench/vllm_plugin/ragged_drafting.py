@@ -97,7 +97,7 @@ class RaggedDSparkSpeculator(DSparkSpeculator):  # type: ignore[misc]
             output_size=num_tokens,
         )
         return ContextRows(
-            torch.cat(aux_hidden_states, dim=-1)[:num_tokens],
+            torch.cat([states[:num_tokens] for states in aux_hidden_states], dim=-1),
             self.context_positions[:num_tokens],
             self._context_slot_mappings[:, :num_tokens],
             owners,

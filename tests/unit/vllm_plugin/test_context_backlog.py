@@ -43,10 +43,11 @@ def test_everything_comes_back_once_in_parts_of_bounded_size():
     assert stored(kept) == {}
 
 
-def test_rows_are_copies():
+def test_what_lies_in_the_step_s_buffers_is_copied():
     kept, step = backlog(), rows((0, 3, 13))
     kept.add(step)
-    step.features.fill_(9)
+    step.slots.fill_(9)
+    step.owners.fill_(2)
     assert stored(kept) == {13: 3}
 
 
