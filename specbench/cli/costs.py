@@ -1,4 +1,4 @@
-"""``specbench costs``: show, import, export, locate and profile step-cost tables."""
+"""``specbench costs``: show, import, export, check, locate and profile step-cost tables."""
 
 from __future__ import annotations
 
@@ -113,6 +113,19 @@ def export(
     _announce(output)
 
 
+@app.command()
+def check(
+    table: Annotated[Path, typer.Argument(help="Table of the engine that was measured.")],
+    records: Annotated[Path, typer.Argument(help="Folder that a run wrote with --records.")],
+) -> None:
+    """Predict recorded steps from a table: time by policy, ratios between policies."""
+    checks = costs.check_table(costs.read_table(table), _measured_steps(records))
+    if not checks:
+        raise InputError(f"{records} holds no step with a known duration; measure more requests")
+    console = _console()
+    console.print(_check_table(console, checks))
+
+
 @app.command("path")
 def path_() -> None:
     """Print the folder that holds the cached tables."""
@@ -209,6 +222,61 @@ async def _measure(config: EngineConfig, contexts: tuple[int, ...]) -> CostTable
         )
     finally:
         await engine.close()
+
+
+def _measured_steps(records: Path) -> list[costs.MeasuredStep]:
+    """Steps with a known duration, warm-ups left out."""
+    from specbench.results.parquet import read_steps
+
+    return [
+        costs.MeasuredStep(
+            policy=row["policy"],
+            context_tokens=row["context_tokens"],
+            # One token of every request that decodes; a prompt's last chunk counts as one too.
+            num_tokens=row["num_prompt_tokens"] + row["num_decoding"] + row["num_verified_tokens"],
+            num_drafted_tokens=row["num_drafted_tokens"],
+            num_emitted_tokens=row["num_emitted_tokens"],
+            step_ms=row["step_ms"],
+        )
+        for row in read_steps(records).iter_rows(named=True)
+        if not row["warmup"] and row["step_ms"] is not None
+    ]
+
+
+def _check_table(console: Console, checks: list[costs.PolicyCheck]) -> Table:
+    view = Table(
+        title=f"ratios to {checks[0].policy}",
+        title_justify="left",
+        box=box.SIMPLE_HEAD if console.is_terminal else None,
+    )
+    view.add_column("policy")
+    for heading in (
+        "steps",
+        "ms a step",
+        "predicted",
+        "tokens/s",
+        "predicted",
+        "ratio",
+        "predicted",
+        "predicted / measured",
+    ):
+        view.add_column(heading, justify="right")
+    first = checks[0]
+    for each in checks:
+        ratio = each.measured_tokens_per_s / first.measured_tokens_per_s
+        predicted = each.predicted_tokens_per_s / first.predicted_tokens_per_s
+        view.add_row(
+            each.policy,
+            str(each.num_steps),
+            f"{each.measured_ms / each.num_steps:.2f}",
+            f"{each.predicted_ms / each.num_steps:.2f}",
+            f"{each.measured_tokens_per_s:.1f}",
+            f"{each.predicted_tokens_per_s:.1f}",
+            f"{ratio:.3f}",
+            f"{predicted:.3f}",
+            f"{predicted / ratio:.3f}",
+        )
+    return view
 
 
 def _check_output(path: Path, *, source: Path | None = None) -> None:

@@ -1,5 +1,6 @@
 """Step-cost tables: fit, validate, keep, import and export."""
 
+from specbench.costs.check import MeasuredStep, PolicyCheck, check_table
 from specbench.costs.fit import CostSample, fit_cost_table
 from specbench.costs.interop import TableFormat, export_table, import_table
 from specbench.costs.store import (
@@ -20,9 +21,12 @@ __all__ = [
     "CostCurve",
     "CostSample",
     "CostTable",
+    "MeasuredStep",
+    "PolicyCheck",
     "TableFormat",
     "cached_tables",
     "check_fingerprint",
+    "check_table",
     "explain_mismatch",
     "export_table",
     "find_table",

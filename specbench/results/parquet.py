@@ -9,7 +9,7 @@ from typing import Any
 
 import polars as pl
 
-from specbench.errors import SpecbenchError
+from specbench.errors import InputError, SpecbenchError
 from specbench.records import RequestRecord, RoundRecord, StepRecord
 
 REQUESTS_FILE = "requests.parquet"
@@ -97,6 +97,25 @@ def write_records(directory: Path, rounds: Sequence[RoundRecord]) -> None:
             temporary.replace(directory / name)
     except OSError as error:
         raise SpecbenchError(f"cannot write the records to {directory}: {error}") from None
+
+
+def read_steps(directory: Path) -> pl.DataFrame:
+    """The steps that a run with ``--records`` left, warm-ups included.
+
+    Raises:
+        InputError: there are none, or not as this version writes them.
+    """
+    path = directory / STEPS_FILE
+    if not path.is_file():
+        raise InputError(f"no {STEPS_FILE} in {directory}; name the folder given as --records")
+    try:
+        frame = pl.read_parquet(path)
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise InputError(f"{path} cannot be read as Parquet: {error}") from None
+    missing = sorted(set(STEP_SCHEMA) - set(frame.columns))
+    if missing:
+        raise InputError(f"{path} lacks {', '.join(missing)}; measure again with this version")
+    return frame
 
 
 def _row(record: RequestRecord | StepRecord) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def plain(loop, engine, prompt):
     return sample(loop, engine, "ar", prompt, seed=0)
 
 
-@pytest.mark.parametrize("policy", ["hybrid", "dspark:7", "ngram:16"])
+@pytest.mark.parametrize("policy", ["hybrid", "forespark", "dspark:7", "ngram:16"])
 def test_tokens_are_distributed_as_in_plain_decoding(loop, engine, prompt, plain, policy):
     outputs = sample(loop, engine, policy, prompt, seed=1_000_000)
     steps = loop.run(engine.take_steps())

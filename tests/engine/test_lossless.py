@@ -6,6 +6,7 @@ be asked of float32.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from pathlib import Path
@@ -13,7 +14,8 @@ from pathlib import Path
 import pytest
 from engine_harness import complete_all, rising_calibration, steep_costs
 
-from specbench.records import Message, SamplingSpec
+from specbench.engines.vllm import VLLMEngine
+from specbench.records import EngineRequest, Message, SamplingSpec
 from specbench.workloads import load_workload
 
 pytestmark = pytest.mark.engine
@@ -110,6 +112,26 @@ def test_steps_account_for_every_token(loop, engine, prompts):
         assert sum(step.verified_per_request) == step.num_verified_tokens
 
 
+async def serve_and_abort(
+    engine: VLLMEngine, label: str, prompts: list[list[int]], max_tokens: int
+) -> list[tuple[int, ...]]:
+    """Requests that arrive 0.1 s apart, every third of them aborted in the middle."""
+
+    async def one(index: int) -> tuple[int, ...]:
+        await asyncio.sleep(index * 0.1)
+        request = EngineRequest(f"{label}-{index}", tuple(prompts[index]), GREEDY, max_tokens)
+        tokens: list[int] = []
+        stream = engine.generate(request)
+        async for chunk in stream:
+            tokens.extend(chunk.token_ids)
+            if index % 3 == 0 and len(tokens) > index % 20:
+                await stream.aclose()
+                break
+        return tuple(tokens)
+
+    return list(await asyncio.gather(*(one(index) for index in range(len(prompts)))))
+
+
 def real_prompts(num: int) -> list[str]:
     folder = Path(os.environ.get("SPECBENCH_DATA", Path(__file__).parents[3] / "shared" / "data"))
     if not folder.is_dir():
@@ -164,3 +186,29 @@ def test_chunked_prefill_preemption_and_stale_budgets(loop, plain, cramped, prom
     loop.run(cramped.set_policy(policy))
     outputs = loop.run(complete_all(cramped, f"cramped-{policy}", short, GREEDY, 100))
     assert outputs == expected
+
+
+@pytest.fixture(scope="module")
+def short_real(loop, plain):
+    """The first tokens of 52 real prompts, and what plain decoding makes of them."""
+    prompts = [plain.encode_chat([Message("user", text)])[:250] for text in real_prompts(52)]
+    return prompts, loop.run(complete_all(plain, "short-real", prompts, GREEDY, 64), 1200)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["forespark", "forespark:3", "hybrid", "dspark"])
+def test_arrivals_aborts_and_preemption_on_real_prompts(loop, plain, cramped, short_real, policy):
+    prompts, expected = short_real
+    loop.run(cramped.set_policy(policy))
+    loop.run(cramped.take_steps())
+    outputs = loop.run(serve_and_abort(cramped, f"aborts-{policy}", prompts, 64), 1200)
+    for index, (tokens, whole) in enumerate(zip(outputs, expected, strict=True)):
+        assert tokens == whole[: len(tokens)], f"prompt {index}"
+    cut_short = [len(tokens) < len(whole) for tokens, whole in zip(outputs, expected, strict=True)]
+    # Only what was aborted; the last tokens of some may have come with their first chunks.
+    assert cut_short == [cut and index % 3 == 0 for index, cut in enumerate(cut_short)]
+    assert sum(cut_short) > 10
+    steps = loop.run(cramped.take_steps())
+    assert sum(step.num_verified_tokens for step in steps) > 100
+    # Preempted requests read their prompts again.
+    assert sum(step.num_prompt_tokens for step in steps) > sum(len(prompt) for prompt in prompts)
